@@ -1,0 +1,14 @@
+// Deliberate bugs for the tests of the tests. `SHOAL_MUTANT(name)` is `false` at compile time in every
+// ordinary build; a build with -DSHOAL_MUTANTS=ON can switch one on at run time, and the simulator must
+// then find it.
+#pragma once
+
+#ifdef SHOAL_MUTANTS
+namespace shoal {
+bool mutant_active(const char* name);
+void set_mutant(const char* name);  // "" switches all off
+}  // namespace shoal
+#define SHOAL_MUTANT(name) ::shoal::mutant_active(#name)
+#else
+#define SHOAL_MUTANT(name) false
+#endif
