@@ -1,0 +1,125 @@
+"""The C++ core as Python sees it. Low level: `shoal.store` is the layer for people.
+
+Arrays cross as buffers and are never copied on the way in; every call that can take time releases the
+GIL. Failures raise `CoreError`, whose `code` is one of the core's codes; `shoal.errors` maps them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+class CoreError(Exception):
+    code: int  # args = (code, message)
+
+class OptimizerSpec:
+    kind: str  # "sgd" "adagrad" "rowwise_adagrad" "adam" "adamw" "ftrl"
+    nesterov: bool
+    lr: float
+    momentum: float
+    dampening: float
+    weight_decay: float
+    lr_decay: float
+    initial: float
+    eps: float
+    beta1: float
+    beta2: float
+    l1: float
+    l2: float
+    beta: float
+    def __init__(self, kind: str) -> None: ...
+    def check(self) -> None: ...  # raises CoreError(bad_input) when a value cannot be run with
+    def state_floats(self, dim: int) -> int: ...
+
+class InitSpec:
+    kind: str  # "zeros" "constant" "uniform" "normal"
+    a: float
+    b: float
+    def __init__(self, kind: str, a: float = 0.0, b: float = 0.0) -> None: ...
+    def check(self) -> None: ...
+
+class TableSpec:
+    """What a server must know of a table or of a dense tensor."""
+
+    id: int  # u32, granted by the coordinator
+    name: str
+    generation: int  # grows when hyper-parameters are changed by a later open
+    dim: int  # tables: floats in a row; tensors: number of elements
+    dense: bool
+    optimizer: OptimizerSpec
+    init: InitSpec
+    seed: int
+    range_low: int  # placement by range where range_low < range_high, by hash otherwise
+    range_high: int
+    def __init__(self) -> None: ...
+
+class ServerAddress:
+    index: int
+    host: str
+    port: int
+    unix_path: str  # "" = no unix listener; used when the path exists on this host
+    def __init__(self, index: int, host: str, port: int, unix_path: str = "") -> None: ...
+
+class Ticket:
+    """One operation in flight. Dropping it does not cancel the operation."""
+
+    def done(self) -> bool: ...
+    # Raises CoreError(timeout) after timeout_s; may then be waited for again. Pulls return (n, dim)
+    # float32 (tensors: 1-d), or None where the caller gave out=; pushes and assigns return None.
+    def wait(self, timeout_s: float) -> NDArray[np.float32] | None: ...
+
+class Client:
+    """Thread-safe. Belongs to the process that made it: in a forked child every call raises CoreError."""
+
+    @staticmethod
+    def embedded(*, shards: int = 64, threads: int = 0) -> Client: ...
+    # Connects to all servers, proves the token, fences older incarnations; raises CoreError naming the
+    # server that does not answer within timeout_s. lane: "auto", "shm", "unix", "tcp".
+    @staticmethod
+    def connect(
+        *,
+        client_id: int,
+        incarnation: int,
+        token: bytes,
+        servers: Sequence[ServerAddress],
+        placement: Sequence[int],  # shard -> index into servers
+        terms: Sequence[int],  # shard -> term
+        lane: str,
+        timeout_s: float,
+        shm_bytes_max: int,
+    ) -> Client: ...
+    # Makes the table known to every server (and again after each reconnect).
+    def declare(self, spec: TableSpec, timeout_s: float) -> None: ...
+    # keys: int64, 1-d, contiguous. grads/values: float32 (n, dim) contiguous. lr NaN = the table's own.
+    # codec: "fp32" "fp16" "bf16" "int8". The arrays are only read during the call (blocking part included).
+    def pull(self, table: int, keys: NDArray[np.int64], *, codec: str = "fp32", out: NDArray[np.float32] | None = None, timeout_s: float) -> Ticket: ...
+    def push(self, table: int, keys: NDArray[np.int64], grads: NDArray[np.float32], *, lr: float, codec: str = "fp32", step: int = 0, timeout_s: float) -> Ticket: ...
+    def assign(self, table: int, keys: NDArray[np.int64], values: NDArray[np.float32], *, timeout_s: float) -> Ticket: ...
+    def pull_tensor(self, tensor: int, *, codec: str = "fp32", out: NDArray[np.float32] | None = None, timeout_s: float) -> Ticket: ...
+    def push_tensor(self, tensor: int, grad: NDArray[np.float32], *, lr: float, codec: str = "fp32", step: int = 0, timeout_s: float) -> Ticket: ...
+    # Writes the first value once: a tensor that is born already keeps what it has.
+    def init_tensor(self, tensor: int, value: NDArray[np.float32], *, timeout_s: float) -> Ticket: ...
+    def assign_tensor(self, tensor: int, value: NDArray[np.float32], *, timeout_s: float) -> Ticket: ...
+    # Per-shard figures of a table, summed: rows, value_bytes, state_bytes, memory_bytes, pushes, pulls.
+    def table_stats(self, table: int, timeout_s: float) -> dict[str, int]: ...
+    # Up to rows_max rows of one shard; cursor starts at 0, the scan of the shard ends when it returns -1.
+    def scan(self, table: int, shard: int, cursor: int, rows_max: int, timeout_s: float) -> tuple[NDArray[np.int64], NDArray[np.float32], int]: ...
+    # Figures of this client: lane per server, requests, bytes_sent, bytes_received, reconnects, retries.
+    def counters(self) -> dict[str, Any]: ...
+    @property
+    def shards(self) -> int: ...
+    def close(self) -> None: ...
+
+class Server:
+    """Listens and serves from C++ threads until stopped; needs no GIL."""
+
+    def __init__(self, *, host: str, port: int, unix_path: str, token: bytes, shards: int, threads: int, frame_bytes_max: int) -> None: ...
+    @property
+    def port(self) -> int: ...
+    def counters(self) -> dict[str, int]: ...
+    def stop(self) -> None: ...
+
+def kernel_names() -> list[str]: ...
+def use_kernels(name: str) -> None: ...
+def key_shards(keys: NDArray[np.int64], shards: int) -> NDArray[np.uint16]: ...
