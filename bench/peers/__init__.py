@@ -1,0 +1,1 @@
+"""What people can pick today: one file per peer, each used the best way it offers."""

@@ -1,0 +1,1 @@
+"""The workloads of BENCHMARKS.md: one file per family."""

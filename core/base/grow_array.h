@@ -1,0 +1,37 @@
+// One contiguous, 64-byte-aligned array of bytes that grows in place where the kernel can move pages
+// instead of copying them. Small arrays are ordinary heap memory; large ones are mappings, grown by
+// mremap, and ask for huge pages. New bytes are zero.
+//
+// Not thread-safe. Growing moves the array: pointers into it live only until the next `resize`.
+#pragma once
+
+#include <cstddef>
+
+namespace shoal {
+
+class GrowArray {
+ public:
+  GrowArray() = default;
+  ~GrowArray();
+  GrowArray(GrowArray&& other) noexcept;
+  GrowArray& operator=(GrowArray&& other) noexcept;
+  GrowArray(const GrowArray&) = delete;
+  GrowArray& operator=(const GrowArray&) = delete;
+
+  std::byte* data() { return data_; }
+  const std::byte* data() const { return data_; }
+  size_t capacity() const { return capacity_; }
+
+  // Grows to at least `bytes`, keeping the content. Never shrinks. False when memory is exhausted; the
+  // array is then as it was.
+  [[nodiscard]] bool reserve(size_t bytes);
+  void reset();
+
+ private:
+  bool mapped() const;
+
+  std::byte* data_ = nullptr;
+  size_t capacity_ = 0;
+};
+
+}  // namespace shoal

@@ -1,0 +1,79 @@
+#include "base/work_crew.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace shoal {
+
+size_t usable_cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    return static_cast<size_t>(std::max(1, CPU_COUNT(&set)));
+  }
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+WorkCrew::WorkCrew(size_t helpers) {
+  threads_.reserve(helpers);
+  for (size_t i = 0; i < helpers; ++i) {
+    threads_.emplace_back([this] { help(); });
+  }
+}
+
+WorkCrew::~WorkCrew() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wanted_.notify_all();
+  for (std::thread& thread : threads_) {
+    thread.join();
+  }
+}
+
+void WorkCrew::work(Batch& batch) {
+  for (size_t i = batch.next.fetch_add(1); i < batch.items; i = batch.next.fetch_add(1)) {
+    (*batch.item)(i);
+  }
+}
+
+void WorkCrew::run(size_t items, const std::function<void(size_t)>& item) {
+  Batch batch{.item = &item, .items = items};
+  if (items < 2 || threads_.empty()) {
+    work(batch);
+    return;
+  }
+  std::unique_lock lock(mutex_);
+  const auto place = batches_.insert(batches_.end(), &batch);
+  lock.unlock();
+  wanted_.notify_all();
+  work(batch);
+  lock.lock();
+  batches_.erase(place);  // nobody joins any more; wait for those who did
+  left_.wait(lock, [&] { return batch.helping == 0; });
+}
+
+void WorkCrew::help() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    Batch* batch = nullptr;
+    wanted_.wait(lock, [&] {
+      const auto it = std::find_if(batches_.begin(), batches_.end(),
+                                   [](const Batch* b) { return b->next.load() < b->items; });
+      batch = it == batches_.end() ? nullptr : *it;
+      return stopping_ || batch != nullptr;
+    });
+    if (batch == nullptr) {
+      return;
+    }
+    ++batch->helping;
+    lock.unlock();
+    work(*batch);
+    lock.lock();
+    --batch->helping;
+    left_.notify_all();
+  }
+}
+
+}  // namespace shoal

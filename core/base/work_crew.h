@@ -1,0 +1,51 @@
+// A few threads that help with large pieces of work. The caller always works too; helpers sleep when
+// there is nothing to do and use no CPU.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace shoal {
+
+class WorkCrew {
+ public:
+  explicit WorkCrew(size_t helpers);
+  ~WorkCrew();
+  WorkCrew(const WorkCrew&) = delete;
+  WorkCrew& operator=(const WorkCrew&) = delete;
+
+  // Calls item(i) for every i in [0, items), on this thread and any that are free; returns when all are
+  // done. Thread-safe; items must not call `run`.
+  void run(size_t items, const std::function<void(size_t)>& item);
+
+  size_t helpers() const { return threads_.size(); }
+
+ private:
+  struct Batch {
+    const std::function<void(size_t)>* item;
+    size_t items;
+    std::atomic<size_t> next{0};
+    size_t helping = 0;  // guarded by mutex_
+  };
+
+  void help();
+  static void work(Batch& batch);
+
+  std::mutex mutex_;
+  std::condition_variable wanted_;
+  std::condition_variable left_;
+  std::list<Batch*> batches_;  // guarded by mutex_
+  bool stopping_ = false;      // guarded by mutex_
+  std::vector<std::thread> threads_;
+};
+
+// Cores that this process may run on.
+size_t usable_cores();
+
+}  // namespace shoal

@@ -1,0 +1,131 @@
+#include "serve/client_machine.h"
+
+#include <cassert>
+
+#include "store/dedupe.h"
+
+namespace shoal {
+
+void Operation::on_reply(const Request& /*request*/, const FrameView& /*frame*/) {}
+
+ClientMachine::ClientMachine(uint64_t client, uint32_t incarnation, size_t servers)
+    : client_(client), incarnation_(incarnation), servers_(servers) {}
+
+bool ClientMachine::begin(Operation& operation, bool is_push) {
+  assert(operation.open_ == 0 && operation.seq_ == 0);
+  if (is_push) {
+    if (next_seq_ >= low() + kOpenPushesMax) {
+      return false;
+    }
+    operation.seq_ = next_seq_++;
+    open_seqs_.insert(operation.seq_);
+  }
+  operation.open_ = 1;
+  ++operations_open_;
+  return true;
+}
+
+void ClientMachine::add(std::shared_ptr<Request> request) {
+  Operation& operation = *request->operation;
+  PerServer& server = servers_[request->server];
+  const uint64_t number = next_request_++;
+  request->header.client = client_;
+  request->header.incarnation = incarnation_;
+  request->header.request = number;
+  request->header.seq = operation.seq_;
+  assert(operation.open_ > 0);
+  ++operation.open_;
+  for (const auto& block : request->blocks) {
+    server.bytes_open += block->bytes().size();
+  }
+  server.unsent.push_back(number);
+  server.open.emplace(number, std::move(request));
+}
+
+void ClientMachine::seal(Operation& operation) { close_one(operation); }
+
+void ClientMachine::abandon(Operation& operation, Status status) {
+  assert(operation.open_ == 1);
+  operation.status_ = std::move(status);
+  close_one(operation);
+}
+
+std::shared_ptr<Request> ClientMachine::next_to_send(uint32_t server) {
+  PerServer& s = servers_[server];
+  if (s.unsent.empty()) {
+    return nullptr;
+  }
+  const uint64_t number = s.unsent.front();
+  s.unsent.pop_front();
+  s.sent.insert(number);
+  const std::shared_ptr<Request>& request = s.open.at(number);
+  request->header.low = low();
+  return request;
+}
+
+std::shared_ptr<Request> ClientMachine::find(uint32_t server, uint64_t request) const {
+  const auto it = servers_[server].open.find(request);
+  return it == servers_[server].open.end() ? nullptr : it->second;
+}
+
+void ClientMachine::close_one(Operation& operation) {
+  assert(operation.open_ > 0);
+  if (--operation.open_ > 0) {
+    return;
+  }
+  if (operation.seq_ != 0) {
+    open_seqs_.erase(operation.seq_);
+  }
+  --operations_open_;
+  operation.done_.store(true, std::memory_order_release);
+}
+
+void ClientMachine::answered(uint32_t server, uint64_t number, Status status) {
+  PerServer& s = servers_[server];
+  const auto it = s.open.find(number);
+  if (it == s.open.end()) {
+    return;
+  }
+  const std::shared_ptr<Request> request = std::move(it->second);
+  s.open.erase(it);
+  if (s.sent.erase(number) == 0) {
+    std::erase(s.unsent, number);  // answered to an earlier sending, before it was sent again
+  }
+  for (const auto& block : request->blocks) {
+    s.bytes_open -= block->bytes().size();
+  }
+  Operation& operation = *request->operation;
+  if (!status.ok() && operation.status_.ok()) {
+    operation.status_ = std::move(status);
+  }
+  close_one(operation);
+}
+
+void ClientMachine::lost(uint32_t server) {
+  PerServer& s = servers_[server];
+  retries_ += s.sent.size();
+  // Request numbers grow with time, and whatever was sent is older than what was not.
+  s.unsent.insert(s.unsent.begin(), s.sent.begin(), s.sent.end());
+  s.sent.clear();
+}
+
+void ClientMachine::fail(uint32_t server, const Status& status) {
+  while (!servers_[server].open.empty()) {
+    answered(server, servers_[server].open.begin()->first, status);
+  }
+}
+
+std::vector<uint32_t> ClientMachine::waited_for(const Operation& operation) const {
+  std::vector<uint32_t> owing;
+  for (uint32_t i = 0; i < servers_.size(); ++i) {
+    for (const auto& [number, request] : servers_[i].open) {
+      if (request->operation.get() == &operation) {
+        owing.push_back(i);
+        break;
+      }
+    }
+  }
+  return owing;
+}
+
+}  // namespace shoal

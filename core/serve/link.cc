@@ -1,0 +1,292 @@
+#include "serve/link.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+
+#include "base/sha256.h"
+#include "net/fd_passing.h"
+#include "net/handshake.h"
+#include "net/socket.h"
+
+namespace shoal {
+namespace {
+
+constexpr int kSocketBufferBytes = 4 * 1024 * 1024;
+
+int ms_until(Link::Clock::time_point deadline) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Link::Clock::now());
+  return static_cast<int>(std::clamp<int64_t>(left.count() + 1, 0, 60'000));
+}
+
+Result<Fd> connect_by(const ServerAddress& address, Lane lane, Link::Clock::time_point deadline) {
+  if (lane == Lane::tcp) {
+    return connect_tcp(address.host, address.port, ms_until(deadline));
+  }
+  if (address.unix_path.empty()) {
+    return Status{Code::unavailable, "it has no unix socket"};
+  }
+  return connect_unix(address.unix_path, ms_until(deadline));
+}
+
+}  // namespace
+
+const char* lane_name(Lane lane) {
+  switch (lane) {
+    case Lane::memory: return "memory";
+    case Lane::shm: return "shm";
+    case Lane::unix_socket: return "unix";
+    case Lane::tcp: return "tcp";
+  }
+  return "?";
+}
+
+std::string ServerAddress::name() const {
+  return "server " + std::to_string(index) + " (" + host + ":" + std::to_string(port) + ")";
+}
+
+Result<std::unique_ptr<Link>> Link::dial(const ServerAddress& address, std::optional<Lane> wanted,
+                                         const ClientIdentity& identity, Clock::time_point deadline) {
+  Lane lane = wanted.value_or(Lane::shm);
+  Result<Fd> socket = connect_by(address, lane, deadline);
+  if (!socket.ok() && !wanted) {
+    lane = Lane::tcp;  // another host, or another user's server
+    socket = connect_by(address, lane, deadline);
+  }
+  if (!socket.ok()) {
+    return Status{socket.status().code(), address.name() + ": " + socket.status().message()};
+  }
+  set_buffers(socket->get(), kSocketBufferBytes);
+  auto link = std::make_unique<Link>(std::move(*socket), lane);
+  if (Status status = link->handshake(identity, deadline); !status.ok()) {
+    return Status{status.code(), address.name() + ": " + status.message()};
+  }
+  return link;
+}
+
+Status Link::send_all(std::span<const std::byte> bytes, Clock::time_point deadline) {
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent >= 0) {
+      bytes = bytes.subspan(static_cast<size_t>(sent));
+      continue;
+    }
+    if (errno != EAGAIN && errno != EINTR) {
+      return {Code::unavailable, std::string("lost while greeting: ") + strerror(errno)};
+    }
+    pollfd wait{socket_.get(), POLLOUT, 0};
+    if (Clock::now() >= deadline || poll(&wait, 1, ms_until(deadline)) == 0) {
+      return {Code::timeout, "did not take our greeting in time"};
+    }
+  }
+  return {};
+}
+
+Result<FrameView> Link::receive_one(Clock::time_point deadline) {
+  for (;;) {
+    Result<std::optional<FrameView>> next = reader_.next();
+    if (!next.ok()) {
+      return next.status();
+    }
+    if (*next) {
+      return **next;
+    }
+    const std::span<std::byte> want = reader_.want();
+    const ssize_t got = recv(socket_.get(), want.data(), want.size(), MSG_DONTWAIT);
+    if (got > 0) {
+      reader_.commit(static_cast<size_t>(got));
+      continue;
+    }
+    if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+      return Status{Code::unavailable, "closed the connection while greeting"};
+    }
+    pollfd wait{socket_.get(), POLLIN, 0};
+    if (Clock::now() >= deadline || poll(&wait, 1, ms_until(deadline)) == 0) {
+      return Status{Code::timeout, "did not answer our greeting in time"};
+    }
+  }
+}
+
+Status Link::handshake(const ClientIdentity& identity, Clock::time_point deadline) {
+  const auto exchange = [&](Kind kind, const Digest& body, Kind expected) -> Result<FrameView> {
+    Header header;
+    header.kind = static_cast<uint16_t>(kind);
+    header.client = identity.client;
+    header.incarnation = identity.incarnation;
+    std::vector<std::byte> bytes = encode_head(header, {}, 64);
+    bytes.insert(bytes.end(), body.begin(), body.end());
+    bytes.resize(sizeof(Header) + 64);
+    if (Status status = send_all(bytes, deadline); !status.ok()) {
+      return status;
+    }
+    Result<FrameView> reply = receive_one(deadline);
+    if (!reply.ok()) {
+      return reply.status();
+    }
+    const auto got = static_cast<Kind>(reply->header.kind);
+    if (got == Kind::refuse) {
+      const std::string text(reinterpret_cast<const char*>(reply->body.data()), reply->body.size());
+      return Status{static_cast<Code>(reply->header.code), "refused us: " + text.substr(0, text.find('\0'))};
+    }
+    if (got != expected || reply->body.size() < sizeof(Digest)) {
+      return Status{Code::refused, "does not speak Shoal's greeting"};
+    }
+    return *reply;
+  };
+  const Digest ours = random_nonce();
+  const Result<FrameView> challenge = exchange(Kind::hello, ours, Kind::challenge);
+  if (!challenge.ok()) {
+    return challenge.status();
+  }
+  Digest theirs;
+  std::memcpy(theirs.data(), challenge->body.data(), sizeof theirs);
+  const Digest proof = client_proof(identity.token, ours, theirs, identity.client, identity.incarnation);
+  const Result<FrameView> welcome = exchange(Kind::proof, proof, Kind::welcome);
+  if (!welcome.ok()) {
+    return welcome.status();
+  }
+  Digest answer;
+  std::memcpy(answer.data(), welcome->body.data(), sizeof answer);
+  if (!verify_server(answer, identity.token, ours, theirs, identity.client, identity.incarnation)) {
+    return {Code::refused, "could not prove that it knows the token"};
+  }
+  uint32_t shards = 0;
+  if (welcome->body.size() >= sizeof(Digest) + sizeof shards) {
+    std::memcpy(&shards, welcome->body.data() + sizeof(Digest), sizeof shards);
+  }
+  if (shards != identity.shards) {
+    return {Code::mismatch, "has " + std::to_string(shards) + " shards; the placement names " +
+                                std::to_string(identity.shards)};
+  }
+  return {};
+}
+
+Link::Progress Link::send_current() {
+  while (piece_ < pieces_.size()) {
+    ssize_t sent = 0;
+    if (attach_ >= 0) {
+      sent = send_with_descriptor(socket_.get(), pieces_[0], attach_);
+    } else {
+      std::array<iovec, 32> vectors;
+      size_t count = 0;
+      for (size_t i = piece_; i < pieces_.size() && count < vectors.size(); ++i, ++count) {
+        const size_t skip = i == piece_ ? offset_ : 0;
+        vectors[count] = {const_cast<std::byte*>(pieces_[i].data()) + skip, pieces_[i].size() - skip};
+      }
+      msghdr message{};
+      message.msg_iov = vectors.data();
+      message.msg_iovlen = count;
+      sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    if (sent < 0) {
+      if (errno == EAGAIN || errno == EINTR) {
+        return Progress::blocked;
+      }
+      failure_ = {Code::unavailable, std::string("lost while sending: ") + strerror(errno)};
+      return Progress::broken;
+    }
+    attach_ = -1;
+    bytes_sent += static_cast<uint64_t>(sent);
+    auto left = static_cast<size_t>(sent);
+    while (left > 0) {
+      const size_t taken = std::min(left, pieces_[piece_].size() - offset_);
+      offset_ += taken;
+      left -= taken;
+      if (offset_ == pieces_[piece_].size()) {
+        ++piece_;
+        offset_ = 0;
+      }
+    }
+  }
+  pieces_.clear();
+  piece_ = 0;
+  return Progress::moved;
+}
+
+Link::Progress Link::send(const std::function<std::shared_ptr<Request>()>& next) {
+  Progress progress = Progress::idle;
+  for (;;) {
+    if (!pieces_.empty()) {
+      progress = send_current();
+      if (progress != Progress::moved) {
+        return progress;
+      }
+    }
+    if (!head_pending_) {
+      current_ = next();
+      if (current_ == nullptr) {
+        return progress;
+      }
+      head_pending_ = true;
+      for (const auto& block : current_->blocks) {
+        const Segment* segment = lane_ == Lane::shm ? block->segment() : nullptr;
+        if (segment != nullptr && announced_.insert(segment->id()).second) {
+          to_announce_.push_back(segment);
+        }
+      }
+    }
+    if (!to_announce_.empty()) {
+      Header header;
+      header.kind = static_cast<uint16_t>(Kind::segment);
+      header.client = current_->header.client;
+      header.incarnation = current_->header.incarnation;
+      header.request = to_announce_.back()->id();
+      head_ = encode_head(header, {}, 0);
+      attach_ = to_announce_.back()->fd();
+      to_announce_.pop_back();
+      pieces_.assign(1, head_);
+      continue;
+    }
+    head_ = encode_head(current_->header, current_->parts, current_->body_bytes);
+    pieces_.assign(1, head_);
+    for (const std::span<const std::byte> piece : current_->body) {
+      if (!piece.empty()) {
+        pieces_.push_back(piece);
+      }
+    }
+    head_pending_ = false;
+  }
+}
+
+Link::Progress Link::receive(const std::function<bool(const FrameView&)>& handle) {
+  Progress progress = Progress::idle;
+  for (;;) {
+    for (;;) {
+      Result<std::optional<FrameView>> next = reader_.next();
+      if (!next.ok()) {
+        failure_ = next.status();
+        return Progress::broken;
+      }
+      if (!*next) {
+        break;
+      }
+      if (!handle(**next)) {
+        failure_ = {Code::unavailable, "the server ended the connection"};
+        return Progress::broken;
+      }
+      progress = Progress::moved;
+    }
+    const std::span<std::byte> want = reader_.want();
+    const ssize_t got = recv(socket_.get(), want.data(), want.size(), MSG_DONTWAIT);
+    if (got > 0) {
+      bytes_received += static_cast<uint64_t>(got);
+      reader_.commit(static_cast<size_t>(got));
+      continue;
+    }
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+      return progress;
+    }
+    failure_ = {Code::unavailable,
+                got == 0 ? "the connection was closed by the other end"
+                         : std::string("lost while receiving: ") + strerror(errno)};
+    return Progress::broken;
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,86 @@
+// A client's connection to one server: dialled, proved, and then a stream of frames both ways without
+// blocking. One thread may send while another receives.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "base/status.h"
+#include "net/fd.h"
+#include "serve/client_machine.h"
+#include "wire/frame.h"
+
+namespace shoal {
+
+enum class Lane : uint8_t { memory, shm, unix_socket, tcp };
+const char* lane_name(Lane lane);
+
+struct ServerAddress {
+  uint32_t index = 0;
+  std::string host;
+  uint16_t port = 0;
+  std::string unix_path;  // "": none
+
+  std::string name() const;  // "server 1 (127.0.0.1:4242)"
+};
+
+struct ClientIdentity {
+  uint64_t client = 0;
+  uint32_t incarnation = 0;
+  std::vector<std::byte> token;
+  uint32_t shards = 0;
+};
+
+class Link {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Connects by the best lane that works (or by the one asked for) and proves the token both ways.
+  // Every error names the server.
+  static Result<std::unique_ptr<Link>> dial(const ServerAddress& address, std::optional<Lane> lane,
+                                            const ClientIdentity& identity, Clock::time_point deadline);
+
+  Link(Fd socket, Lane lane) : socket_(std::move(socket)), lane_(lane) {}  // not proved yet: use dial
+
+  Lane lane() const { return lane_; }
+  int fd() const { return socket_.get(); }
+
+  enum class Progress { idle, moved, blocked, broken };
+  // Sends until there is nothing more (`next` gives null) or the socket is full.
+  Progress send(const std::function<std::shared_ptr<Request>()>& next);
+  // Reads what is there and hands every frame to `handle`; false from it means the server is to be left.
+  Progress receive(const std::function<bool(const FrameView&)>& handle);
+  const Status& failure() const { return failure_; }  // of a broken link
+
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+
+ private:
+  Status handshake(const ClientIdentity& identity, Clock::time_point deadline);
+  Status send_all(std::span<const std::byte> bytes, Clock::time_point deadline);
+  Result<FrameView> receive_one(Clock::time_point deadline);
+  Progress send_current();
+
+  Fd socket_;
+  const Lane lane_;
+  Status failure_;
+  FrameReader reader_{size_t{1} << 30};
+  std::unordered_set<uint32_t> announced_;
+  // The frame being sent.
+  std::vector<std::byte> head_;
+  std::vector<std::span<const std::byte>> pieces_;
+  size_t piece_ = 0;
+  size_t offset_ = 0;
+  int attach_ = -1;  // descriptor to go with its first byte
+  std::shared_ptr<Request> current_;  // whose bytes `pieces_` are, or will be once segments are announced
+  bool head_pending_ = false;         // current_ itself is not in pieces_ yet
+  std::vector<const Segment*> to_announce_;
+};
+
+}  // namespace shoal

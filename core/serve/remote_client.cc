@@ -1,0 +1,433 @@
+#include "serve/remote_client.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+namespace shoal {
+namespace {
+
+// After the last message a waiter polls this long before it sleeps: a blocking wake-up costs as much.
+constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr auto kBackoffMin = std::chrono::milliseconds(10);
+constexpr auto kBackoffMax = std::chrono::milliseconds(500);
+constexpr auto kDialTime = std::chrono::seconds(2);
+constexpr size_t kSegmentBytesMin = size_t{64} << 20;
+constexpr size_t kWarmBytes = size_t{1} << 30;
+
+std::string seconds_text(std::chrono::steady_clock::duration time) {
+  const double s = std::chrono::duration<double>(time).count();
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", s);
+  return text;
+}
+
+}  // namespace
+
+RemoteClient::RemoteClient(RemoteOptions options)
+    : options_(std::move(options)),
+      shared_arena_(make_shared_arena(kSegmentBytesMin, options_.shm_bytes_max)),
+      heap_arena_(make_heap_arena(kWarmBytes)),
+      wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      machine_(options_.identity.client, options_.identity.incarnation, options_.servers.size()) {
+  for (size_t i = 0; i < options_.servers.size(); ++i) {
+    peers_.push_back(std::make_unique<Peer>());
+  }
+}
+
+RemoteClient::~RemoteClient() {
+  close();
+  ::close(wake_fd_);
+}
+
+Status RemoteClient::connect(Deadline deadline) {
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    Result<std::unique_ptr<Link>> link =
+        Link::dial(options_.servers[i], options_.lane, options_.identity, deadline);
+    if (!link.ok()) {
+      return link.status();
+    }
+    peers_[i]->shm = (*link)->lane() == Lane::shm;
+    peers_[i]->link = std::move(*link);
+  }
+  keeper_ = std::thread([this] { keep(); });
+  return {};
+}
+
+void RemoteClient::wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = write(wake_fd_, &one, sizeof one);
+}
+
+Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (done()) {
+      return {};
+    }
+    if (closing_) {
+      return {Code::closed, "this client was closed"};
+    }
+    if (Clock::now() >= deadline) {
+      return {Code::timeout, ""};
+    }
+    if (pumping_) {
+      wake();  // the background thread gives way to whoever waits
+      ++waiters_;
+      changed_.wait_until(lock, deadline, [&] { return done() || !pumping_ || closing_; });
+      --waiters_;
+      continue;
+    }
+    pumping_ = true;
+    auto spin_until = Clock::now() + kSpin;
+    while (!done() && !closing_ && Clock::now() < deadline) {
+      lock.unlock();
+      const bool moved = pump_once(deadline, Clock::now() >= spin_until);
+      if (moved) {
+        spin_until = Clock::now() + kSpin;
+      } else {
+        sched_yield();
+      }
+      lock.lock();
+    }
+    pumping_ = false;
+    if (waiters_ > 0) {
+      changed_.notify_all();
+    } else if (background_ || machine_.operations_open() > 0) {
+      keeper_wanted_.notify_one();
+    }
+  }
+}
+
+void RemoteClient::pump_if_free() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (pumping_ || closing_) {
+      return;
+    }
+    pumping_ = true;
+  }
+  pump_once(Clock::now(), false);
+  const std::lock_guard lock(mutex_);
+  pumping_ = false;
+  if (waiters_ > 0) {
+    changed_.notify_all();
+  }
+}
+
+// The background thread: sees to operations that nobody waits for.
+void RemoteClient::keep() {
+  std::unique_lock lock(mutex_);
+  while (!closing_) {
+    keeper_wanted_.wait(lock, [&] {
+      return closing_ || (background_ && !pumping_ && waiters_ == 0 && machine_.operations_open() > 0);
+    });
+    if (closing_) {
+      return;
+    }
+    pumping_ = true;
+    lock.unlock();
+    pump_once(Clock::now() + std::chrono::seconds(1), true);
+    lock.lock();
+    pumping_ = false;
+    background_ = machine_.operations_open() > 0;
+    if (waiters_ > 0) {
+      changed_.notify_all();
+    }
+  }
+}
+
+bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
+  bool moved = false;
+  for (uint32_t i = 0; i < peers_.size(); ++i) {
+    Peer& peer = *peers_[i];
+    if (peer.link == nullptr || peer.broken) {
+      if (peer.broken) {
+        drop_link(i, peer.link != nullptr ? peer.link->failure() : Status{});
+      }
+      reconnect_if_due(i, deadline);
+    }
+    if (peer.link != nullptr) {
+      moved = receive_from(i) || moved;
+      flush(i);
+    }
+  }
+  if (!moved && may_block) {
+    block_until_ready(deadline);
+  }
+  return moved;
+}
+
+void RemoteClient::block_until_ready(Deadline deadline) {
+  std::vector<pollfd> fds{{wake_fd_, POLLIN, 0}};
+  auto until = std::min(deadline, Clock::now() + std::chrono::seconds(1));
+  for (const auto& peer : peers_) {
+    if (peer->link != nullptr && !peer->broken) {
+      const short events = static_cast<short>(POLLIN | (peer->blocked ? POLLOUT : 0));
+      fds.push_back({peer->link->fd(), events, 0});
+    } else {
+      until = std::min(until, peer->next_attempt);
+    }
+  }
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now()).count();
+  if (left <= 0) {
+    return;
+  }
+  const timespec time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
+  ppoll(fds.data(), fds.size(), &time, nullptr);
+  if ((fds[0].revents & POLLIN) != 0) {
+    uint64_t ignored = 0;
+    [[maybe_unused]] const ssize_t n = read(wake_fd_, &ignored, sizeof ignored);
+  }
+}
+
+void RemoteClient::flush(uint32_t server) {
+  Peer& peer = *peers_[server];
+  const std::lock_guard sending(peer.send_mutex);
+  if (peer.link == nullptr || peer.broken) {
+    return;
+  }
+  const Link::Progress progress = peer.link->send([&] {
+    const std::lock_guard lock(mutex_);
+    return machine_.next_to_send(server);
+  });
+  const bool blocked = progress == Link::Progress::blocked;
+  if (progress == Link::Progress::broken) {
+    peer.broken = true;
+    wake();
+  } else if (blocked && !peer.blocked) {
+    peer.blocked = true;
+    wake();  // whoever pumps must also wait for room
+  } else if (!blocked) {
+    peer.blocked = false;
+  }
+}
+
+void RemoteClient::submit(std::shared_ptr<Request> request) {
+  const uint32_t server = request->server;
+  {
+    const std::lock_guard lock(mutex_);
+    ++requests_;
+    machine_.add(std::move(request));
+  }
+  flush(server);
+}
+
+bool RemoteClient::receive_from(uint32_t server) {
+  Peer& peer = *peers_[server];
+  const Link::Progress progress =
+      peer.link->receive([&](const FrameView& frame) { return on_frame(server, frame); });
+  if (progress == Link::Progress::broken) {
+    const Status why = peer.link->failure();
+    drop_link(server, why);
+    return true;
+  }
+  return progress == Link::Progress::moved;
+}
+
+bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
+  const auto code = static_cast<Code>(frame.header.code);
+  const auto text = [&] {
+    const std::string all(reinterpret_cast<const char*>(frame.body.data()), frame.body.size());
+    return options_.servers[server].name() + ": " + all.substr(0, all.find('\0'));
+  };
+  if (frame.header.kind == static_cast<uint16_t>(Kind::refuse)) {
+    peers_[server]->refusal = {code == Code::ok ? Code::refused : code, text()};
+    return false;
+  }
+  std::shared_ptr<Request> request;
+  {
+    const std::lock_guard lock(mutex_);
+    request = machine_.find(server, frame.header.request);
+  }
+  if (request == nullptr) {
+    return true;
+  }
+  if (code == Code::ok) {
+    request->operation->on_reply(*request, frame);
+  }
+  if (code != Code::ok || frame.header.last != 0) {
+    const std::lock_guard lock(mutex_);
+    machine_.answered(server, frame.header.request, code == Code::ok ? Status{} : Status{code, text()});
+    if (waiters_ > 0) {
+      changed_.notify_all();
+    }
+  }
+  return true;
+}
+
+void RemoteClient::drop_link(uint32_t server, const Status& why) {
+  Peer& peer = *peers_[server];
+  const std::lock_guard sending(peer.send_mutex);
+  const std::lock_guard lock(mutex_);
+  if (peer.link != nullptr) {
+    peer.sent_before += peer.link->bytes_sent;
+    peer.received_before += peer.link->bytes_received;
+    peer.link.reset();
+    peer.down_since = Clock::now();
+    peer.next_attempt = peer.down_since;
+    peer.backoff = kBackoffMin;
+  }
+  peer.broken = false;
+  peer.blocked = false;
+  peer.down_because = why;
+  if (!peer.refusal.ok()) {
+    // The server will not hear us: what is open with it has failed for good.
+    peer.down_because = peer.refusal;
+    machine_.fail(server, peer.refusal);
+    peer.refusal = {};
+    changed_.notify_all();
+  } else {
+    machine_.lost(server);
+  }
+}
+
+void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
+  Peer& peer = *peers_[server];
+  {
+    const std::lock_guard lock(mutex_);
+    if (!machine_.has_open(server) || closing_) {
+      return;
+    }
+  }
+  if (Clock::now() < peer.next_attempt) {
+    return;
+  }
+  Result<std::unique_ptr<Link>> link =
+      Link::dial(options_.servers[server], options_.lane, options_.identity,
+                 std::min(deadline, Clock::now() + kDialTime));
+  if (!link.ok()) {
+    peer.next_attempt = Clock::now() + peer.backoff;
+    peer.backoff = std::min(peer.backoff * 2, std::chrono::milliseconds(kBackoffMax));
+    const Code code = link.status().code();
+    const std::lock_guard lock(mutex_);
+    peer.down_because = link.status();
+    if (code == Code::refused || code == Code::fenced || code == Code::mismatch) {
+      machine_.fail(server, link.status());  // trying again cannot help
+      changed_.notify_all();
+    }
+    return;
+  }
+  const std::lock_guard sending(peer.send_mutex);
+  const std::lock_guard lock(mutex_);
+  ++reconnects_;
+  peer.down_because = {};
+  peer.shm = (*link)->lane() == Lane::shm;
+  peer.link = std::move(*link);
+}
+
+Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline deadline) {
+  bool begun = false;
+  const Status status = until([&] { return begun || (begun = machine_.begin(operation, is_push)); }, deadline);
+  if (status.code() == Code::timeout) {
+    return {Code::timeout, operation.what + ": 256 pushes are open and none was acknowledged in time"};
+  }
+  return status;
+}
+
+Result<StoreClient::OperationPtr> RemoteClient::seal(const OperationPtr& operation) {
+  const std::lock_guard lock(mutex_);
+  machine_.seal(*operation);
+  return operation;
+}
+
+Status RemoteClient::wait(const OperationPtr& operation, Deadline deadline) {
+  const auto started = Clock::now();
+  const Status status = until([&] { return operation->done(); }, deadline);
+  if (operation->done()) {
+    return operation->status();
+  }
+  if (status.code() == Code::timeout) {
+    leave(operation);  // it goes on: a push that may have been applied is never given up half way
+    return late(*operation, started);
+  }
+  return status;
+}
+
+Status RemoteClient::late(const ClientOperation& operation, Deadline started) {
+  const std::lock_guard lock(mutex_);
+  std::string text = operation.what + " was not answered within " + seconds_text(Clock::now() - started) +
+                     "; waiting for ";
+  for (const uint32_t i : machine_.waited_for(operation)) {
+    const Peer& peer = *peers_[i];
+    text += options_.servers[i].name();
+    if (!peer.down_because.ok() && peer.down_since != Clock::time_point{}) {
+      text += ", not connected since " + seconds_text(Clock::now() - peer.down_since) + " (" +
+              peer.down_because.message() + ")";
+    } else {
+      text += ", connected but silent";
+    }
+    text += "; ";
+  }
+  return {Code::timeout, text + "it is still being tried in the background and can be waited for again"};
+}
+
+void RemoteClient::leave(const OperationPtr& operation) {
+  const std::lock_guard lock(mutex_);
+  if (!operation->done()) {
+    background_ = true;
+    keeper_wanted_.notify_one();
+  }
+}
+
+ClientCounters RemoteClient::counters() {
+  ClientCounters counters;
+  for (const auto& peer : peers_) {
+    const std::lock_guard sending(peer->send_mutex);
+    counters.lanes.emplace_back(peer->link != nullptr ? lane_name(peer->link->lane()) : "down");
+    counters.bytes_sent += peer->sent_before + (peer->link != nullptr ? peer->link->bytes_sent : 0);
+    counters.bytes_received += peer->received_before + (peer->link != nullptr ? peer->link->bytes_received : 0);
+  }
+  counters.shared_bytes = shared_arena_->bytes_mapped();
+  const std::lock_guard lock(mutex_);
+  counters.pulls = pulls_;
+  counters.pushes = pushes_;
+  counters.requests = requests_;
+  counters.retries = machine_.retries();
+  counters.reconnects = reconnects_;
+  return counters;
+}
+
+void RemoteClient::close() {
+  {
+    std::unique_lock lock(mutex_);
+    if (closing_) {
+      return;
+    }
+    closing_ = true;
+    keeper_wanted_.notify_all();
+    changed_.notify_all();
+    wake();
+    ++waiters_;
+    changed_.wait(lock, [&] { return !pumping_; });
+    --waiters_;
+    pumping_ = true;  // for good: nobody else touches the links any more
+  }
+  if (keeper_.joinable()) {
+    keeper_.join();
+  }
+  for (const auto& peer : peers_) {
+    const std::lock_guard sending(peer->send_mutex);
+    peer->link.reset();
+  }
+  const std::lock_guard lock(mutex_);
+  for (uint32_t i = 0; i < peers_.size(); ++i) {
+    machine_.fail(i, {Code::closed, "this client was closed"});
+  }
+  changed_.notify_all();
+}
+
+Result<std::unique_ptr<StoreClient>> connect_remote(RemoteOptions options, Deadline deadline) {
+  auto client = std::make_unique<RemoteClient>(std::move(options));
+  if (Status status = client->connect(deadline); !status.ok()) {
+    return status;
+  }
+  return std::unique_ptr<StoreClient>(std::move(client));
+}
+
+}  // namespace shoal

@@ -1,0 +1,131 @@
+// The client of a store behind servers.
+//
+// Who does the I/O: the caller itself. Whoever waits becomes the pump (one at a time): it sends, receives
+// and dispatches replies for everybody until its own operation is done, then hands over. A reply thus
+// reaches its waiter without a thread switch. Operations that nobody waits for (async) are pumped by
+// one background thread, which sleeps otherwise.
+//
+// Lock order: pump (the flag `pumping_`) > Peer::send_mutex > mutex_. No I/O under mutex_.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "serve/link.h"
+#include "serve/split.h"
+#include "serve/store_client.h"
+
+namespace shoal {
+
+class RemoteClient : public StoreClient {
+ public:
+  RemoteClient(RemoteOptions options);
+  ~RemoteClient() override;
+
+  // Dials every server.
+  Status connect(Deadline deadline);
+
+  Status declare(const TableSpec& spec, Deadline deadline) override;
+  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, float* out,
+                            Deadline deadline) override;
+  Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
+                            const PushOptions& options, Deadline deadline) override;
+  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, float* out, Deadline deadline) override;
+  Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values,
+                                   const PushOptions& options, Deadline deadline) override;
+  Result<TableFigures> figures(uint32_t table, Deadline deadline) override;
+  Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
+                        Deadline deadline) override;
+  Status wait(const OperationPtr& operation, Deadline deadline) override;
+  void leave(const OperationPtr& operation) override;
+  ClientCounters counters() override;
+  uint32_t shards() const override { return static_cast<uint32_t>(options_.placement.size()); }
+  void close() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Peer {
+    std::mutex send_mutex;
+    // Replaced by the pump only, under send_mutex; the pump itself reads it without.
+    std::unique_ptr<Link> link;
+    Clock::time_point down_since{};
+    Clock::time_point next_attempt{};
+    std::chrono::milliseconds backoff{0};
+    Status down_because;  // guarded by mutex_
+    Status refusal;       // the server's last word; touched by the pump only
+    std::atomic<bool> broken{false};
+    std::atomic<bool> blocked{false};  // the socket took no more: wait for it to be writable
+    std::atomic<bool> shm{false};
+    uint64_t sent_before = 0, received_before = 0;  // of links that are gone
+  };
+
+  // remote_client.cc: the pump
+  Status until(const std::function<bool()>& done, Deadline deadline);  // `done` is asked under mutex_
+  bool pump_once(Deadline deadline, bool may_block);
+  void pump_if_free();
+  void flush(uint32_t server);
+  bool receive_from(uint32_t server);
+  bool on_frame(uint32_t server, const FrameView& frame);
+  void reconnect_if_due(uint32_t server, Deadline deadline);
+  void drop_link(uint32_t server, const Status& why);
+  void block_until_ready(Deadline deadline);
+  void keep();
+  void wake();
+  void submit(std::shared_ptr<Request> request);
+  Status late(const ClientOperation& operation, Deadline started);
+  Status begin(ClientOperation& operation, bool is_push, Deadline deadline);
+  Result<OperationPtr> seal(const OperationPtr& operation);
+
+  // remote_requests.cc: what is sent
+  Result<std::shared_ptr<const TableSpec>> find(uint32_t table, bool dense);
+  std::shared_ptr<Block> allocate(size_t bytes, bool shared);
+  bool any_shm() const;
+  Status prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, float* out);
+  Result<OperationPtr> send_pull(const std::shared_ptr<const TableSpec>& spec, std::span<const int64_t> keys,
+                                 const OperationPtr& operation, Codec codec, Deadline deadline);
+  std::shared_ptr<Request> pull_into_segment(const TableSpec& spec, const SplitKeys& split,
+                                             const std::shared_ptr<Block>& keys, uint32_t server,
+                                             const OperationPtr& operation);
+  std::shared_ptr<Request> pull_inline(const TableSpec& spec, const SplitKeys& split, Codec codec,
+                                       uint32_t server, const OperationPtr& operation);
+  std::shared_ptr<Request> merge_frame(const TableSpec& spec, const SplitKeys& split,
+                                       std::span<const uint32_t> shards, const float* values,
+                                       const PushOptions& options, Merger& merger, FiniteCheck* check);
+  std::shared_ptr<Request> dense_frame(const TableSpec& spec, uint32_t shard, std::span<const float> values,
+                                       const PushOptions& options);
+  std::vector<std::vector<uint32_t>> plan_frames(const SplitKeys& split, size_t row_bytes) const;
+  Status send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request, Deadline deadline);
+  using OnReply = std::function<void(const FrameView&)>;
+  Status ask(Kind kind, uint32_t server, const Part* part, std::vector<std::byte> body, OnReply on_reply,
+             Deadline deadline);
+  std::unique_ptr<Merger> take_merger();
+  void give_back(std::unique_ptr<Merger> merger);
+
+  const RemoteOptions options_;
+  const std::shared_ptr<Arena> shared_arena_;
+  const std::shared_ptr<Arena> heap_arena_;
+  const int wake_fd_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+
+  std::mutex mutex_;
+  // Guarded by mutex_:
+  ClientMachine machine_;
+  std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
+  bool pumping_ = false;
+  bool background_ = false;  // somebody left an operation to the background thread
+  bool closing_ = false;
+  size_t waiters_ = 0;
+  uint64_t reconnects_ = 0;
+  uint64_t pulls_ = 0, pushes_ = 0, requests_ = 0;
+  std::vector<std::unique_ptr<Merger>> mergers_;
+  std::condition_variable changed_;       // an operation is done, or the pump is free
+  std::condition_variable keeper_wanted_;
+
+  std::thread keeper_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,282 @@
+#include "serve/server.h"
+
+#include <sched.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <list>
+#include <mutex>
+#include <thread>
+
+#include "base/log.h"
+#include "net/poller.h"
+#include "net/socket.h"
+#include "serve/server_connection.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// After the last message a thread polls this long before it sleeps: a blocking wake-up costs as much.
+constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr int kHandshakeTickMs = 500;
+constexpr int kSocketBufferBytes = 4 * 1024 * 1024;
+
+// One epoll loop. Connections are given to it once and stay.
+class IoThread {
+ public:
+  IoThread(Poller poller, ServerState& state) : poller_(std::move(poller)), state_(state) {}
+
+  void start(const std::atomic<bool>& stopping) {
+    thread_ = std::thread([this, &stopping] { run(stopping); });
+  }
+  void wake() { poller_.wake(); }
+  void join() {
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+  Poller& poller() { return poller_; }
+
+  // From any thread.
+  void adopt(std::unique_ptr<ServerConnection> connection) {
+    {
+      const std::lock_guard lock(mutex_);
+      inbox_.push_back(std::move(connection));
+    }
+    poller_.wake();
+  }
+
+  std::function<void(void*)> on_listener;  // called with the tag of a listener that is ready
+
+ private:
+  struct Entry {
+    std::unique_ptr<ServerConnection> connection;
+    uint32_t events = EPOLLIN;
+    std::list<Entry>::iterator self;
+  };
+
+  void take_inbox() {
+    std::vector<std::unique_ptr<ServerConnection>> fresh;
+    {
+      const std::lock_guard lock(mutex_);
+      fresh.swap(inbox_);
+    }
+    for (auto& connection : fresh) {
+      const int fd = connection->fd();
+      entries_.push_back({.connection = std::move(connection), .events = EPOLLIN, .self = {}});
+      Entry& entry = entries_.back();
+      entry.self = std::prev(entries_.end());
+      if (!poller_.add(fd, EPOLLIN, &entry).ok()) {
+        entries_.pop_back();
+      }
+    }
+  }
+
+  void serve(Entry& entry) {
+    if (!entry.connection->on_ready()) {
+      poller_.remove(entry.connection->fd());
+      entries_.erase(entry.self);
+      return;
+    }
+    const uint32_t events = entry.connection->wanted_events();
+    if (events != entry.events) {
+      entry.events = events;
+      poller_.change(entry.connection->fd(), events, &entry);
+    }
+  }
+
+  // Drops peers that never proved the token; says whether some are still due.
+  bool drop_overdue() {
+    const auto now = Clock::now();
+    bool waiting = false;
+    for (auto it = entries_.begin(); it != entries_.end();) {
+      if (it->connection->handshake_overdue(now)) {
+        log_line("server", "connection refused: no proof of the token within 5 s");
+        ++state_.counters.refused;
+        poller_.remove(it->connection->fd());
+        it = entries_.erase(it);
+      } else {
+        waiting = waiting || !it->connection->proved();
+        ++it;
+      }
+    }
+    return waiting;
+  }
+
+  void run(const std::atomic<bool>& stopping) {
+    Clock::time_point spin_until{};
+    Clock::time_point next_check{};
+    bool handshakes = false;
+    while (!stopping.load(std::memory_order_relaxed)) {
+      const bool spinning = Clock::now() < spin_until;
+      const auto events = poller_.wait(spinning ? 0 : handshakes ? kHandshakeTickMs : -1);
+      if (events.empty() && spinning) {
+        sched_yield();  // whoever is runnable goes first
+        continue;
+      }
+      bool served = false;
+      for (const epoll_event& event : events) {
+        if (event.data.ptr == nullptr) {
+          take_inbox();
+          handshakes = true;
+        } else if (is_listener(event.data.ptr)) {
+          on_listener(event.data.ptr);
+        } else {
+          serve(*static_cast<Entry*>(event.data.ptr));
+          served = true;
+        }
+      }
+      if (served) {
+        spin_until = Clock::now() + kSpin;
+      }
+      if (handshakes && Clock::now() >= next_check) {
+        handshakes = drop_overdue();
+        next_check = Clock::now() + std::chrono::milliseconds(kHandshakeTickMs);
+      }
+    }
+    entries_.clear();
+  }
+
+ public:
+  std::vector<void*> listeners;  // tags; set before start
+
+ private:
+  bool is_listener(void* tag) const {
+    return std::find(listeners.begin(), listeners.end(), tag) != listeners.end();
+  }
+
+  Poller poller_;
+  ServerState& state_;
+  std::thread thread_;
+  std::list<Entry> entries_;  // touched by thread_ only
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<ServerConnection>> inbox_;  // guarded by mutex_
+};
+
+class EpollServer : public Server {
+ public:
+  EpollServer(ServerOptions options, size_t threads)
+      : options_(std::move(options)), state_(options_.shards, options_.token, threads - 1) {}
+
+  ~EpollServer() override { stop(); }
+
+  Status open(size_t threads) {
+    Result<Fd> tcp = listen_tcp(options_.host, options_.port);
+    if (!tcp.ok()) {
+      return tcp.status();
+    }
+    const Result<uint16_t> port = local_port(tcp->get());
+    if (!port.ok()) {
+      return port.status();
+    }
+    port_ = *port;
+    listeners_.push_back({std::move(*tcp), false});
+    if (!options_.unix_path.empty()) {
+      Result<Fd> local = listen_unix(options_.unix_path);
+      if (!local.ok()) {
+        return local.status();
+      }
+      listeners_.push_back({std::move(*local), true});
+    }
+    for (size_t i = 0; i < threads; ++i) {
+      Result<Poller> poller = Poller::make();
+      if (!poller.ok()) {
+        return poller.status();
+      }
+      io_.push_back(std::make_unique<IoThread>(std::move(*poller), state_));
+    }
+    for (Listener& listener : listeners_) {
+      io_[0]->listeners.push_back(&listener);
+      if (Status status = io_[0]->poller().add(listener.fd.get(), EPOLLIN, &listener); !status.ok()) {
+        return status;
+      }
+    }
+    io_[0]->on_listener = [this](void* tag) { accept(*static_cast<Listener*>(tag)); };
+    for (const auto& io : io_) {
+      io->start(stopping_);
+    }
+    return {};
+  }
+
+  uint16_t port() const override { return port_; }
+
+  ServerFigures figures() const override {
+    const auto& c = state_.counters;
+    return {.connections = c.connections, .refused = c.refused,       .pushes = c.pushes,
+            .duplicates = c.duplicates,   .pulls = c.pulls,           .rows_pushed = c.rows_pushed,
+            .rows_pulled = c.rows_pulled, .bytes_in = c.bytes_in,     .bytes_out = c.bytes_out};
+  }
+
+  void stop() override {
+    if (stopping_.exchange(true)) {
+      return;
+    }
+    for (const auto& io : io_) {
+      io->wake();
+    }
+    for (const auto& io : io_) {
+      io->join();
+    }
+    listeners_.clear();
+    if (!options_.unix_path.empty() && options_.unix_path[0] != '@') {
+      unlink(options_.unix_path.c_str());
+    }
+  }
+
+ private:
+  struct Listener {
+    Fd fd;
+    bool is_unix;
+  };
+
+  void accept(Listener& listener) {
+    for (;;) {
+      Result<Fd> socket = accept_connection(listener.fd.get());
+      if (!socket.ok()) {
+        log_line("server", socket.status().message());
+        return;
+      }
+      if (!socket->valid()) {
+        return;
+      }
+      if (listener.is_unix && !peer_is_same_user(socket->get())) {
+        log_line("server", "connection refused: the unix socket is for the server's own user");
+        ++state_.counters.refused;
+        continue;
+      }
+      set_buffers(socket->get(), kSocketBufferBytes);
+      io_[next_io_++ % io_.size()]->adopt(std::make_unique<ServerConnection>(
+          state_, std::move(*socket), listener.is_unix, options_.frame_bytes_max));
+    }
+  }
+
+  const ServerOptions options_;
+  ServerState state_;
+  std::list<Listener> listeners_;
+  std::vector<std::unique_ptr<IoThread>> io_;
+  uint16_t port_ = 0;
+  size_t next_io_ = 0;  // touched by io_[0] only
+  std::atomic<bool> stopping_{false};
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Server>> Server::start(ServerOptions options) {
+  if (options.shards < 1 || options.shards > kShardsMax) {
+    return Status{Code::bad_input, "shards " + std::to_string(options.shards) + " is not in 1.." +
+                                       std::to_string(kShardsMax)};
+  }
+  const size_t threads =
+      options.threads != 0 ? options.threads : std::clamp<size_t>(usable_cores(), 1, 4);
+  auto server = std::make_unique<EpollServer>(std::move(options), threads);
+  if (Status status = server->open(threads); !status.ok()) {
+    return status;
+  }
+  return std::unique_ptr<Server>(std::move(server));
+}
+
+}  // namespace shoal

@@ -1,0 +1,41 @@
+// A server process's data plane: listeners, I/O threads, connections. Python starts and stops it and is
+// on no data path.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace shoal {
+
+struct ServerOptions {
+  std::string host = "127.0.0.1";
+  uint16_t port = 0;      // 0: any free one
+  std::string unix_path;  // "": no unix listener
+  std::vector<std::byte> token;
+  uint32_t shards = 64;
+  size_t threads = 0;  // 0: one per core, at most 4
+  size_t frame_bytes_max = size_t{1} << 30;
+};
+
+struct ServerFigures {
+  uint64_t connections = 0, refused = 0, pushes = 0, duplicates = 0, pulls = 0;
+  uint64_t rows_pushed = 0, rows_pulled = 0, bytes_in = 0, bytes_out = 0;
+};
+
+class Server {
+ public:
+  // Listening and serving when it returns.
+  static Result<std::unique_ptr<Server>> start(ServerOptions options);
+  virtual ~Server() = default;  // stops
+
+  virtual uint16_t port() const = 0;
+  virtual ServerFigures figures() const = 0;
+  virtual void stop() = 0;  // ends every connection and thread; idempotent
+};
+
+}  // namespace shoal

@@ -1,0 +1,185 @@
+#include "serve/server_connection.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+
+#include "net/fd_passing.h"
+
+namespace shoal {
+namespace {
+
+constexpr size_t kOutBytesMax = 2 * 1024 * 1024;  // answers queued before a pull waits for its reader
+constexpr size_t kSpareMax = 8;
+constexpr size_t kDescriptorsMax = 16;
+constexpr auto kHandshakeTime = std::chrono::seconds(5);
+
+}  // namespace
+
+ServerConnection::ServerConnection(ServerState& server, Fd socket, bool is_unix, size_t frame_bytes_max)
+    : server_(server),
+      socket_(std::move(socket)),
+      is_unix_(is_unix),
+      frame_bytes_max_(frame_bytes_max),
+      accepted_(Clock::now()),
+      session_(server),
+      reader_(kHandshakeBodyMax) {}
+
+ServerConnection::~ServerConnection() {
+  for (const int fd : descriptors_) {
+    close(fd);
+  }
+}
+
+bool ServerConnection::handshake_overdue(Clock::time_point now) const {
+  return !session_.proved() && now - accepted_ > kHandshakeTime;
+}
+
+uint32_t ServerConnection::wanted_events() const {
+  // While an answer waits for room nothing more is read; the client always reads, so this ends.
+  const bool reading = !pending_ && !closing_;
+  return (reading ? uint32_t{EPOLLIN} : 0u) | (out_.empty() ? 0u : uint32_t{EPOLLOUT});
+}
+
+bool ServerConnection::room() const { return out_bytes_ < kOutBytesMax; }
+
+ReplySink::Draft ServerConnection::begin(size_t parts, size_t body_bytes) {
+  Outgoing out;
+  if (!spare_.empty()) {
+    out.bytes = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  const size_t head = sizeof(Header) + parts * sizeof(Part);
+  // Padded, so that the reader finds the next frame aligned.
+  const size_t body = (body_bytes + 63) / 64 * 64;
+  out.bytes.resize(head + body);
+  draft_parts_ = parts;
+  out_.push_back(std::move(out));
+  std::byte* base = out_.back().bytes.data();
+  auto* draft_parts = reinterpret_cast<Part*>(base + sizeof(Header));
+  std::fill_n(draft_parts, parts, Part{});
+  if (body > body_bytes) {
+    std::memset(base + head + body_bytes, 0, body - body_bytes);
+  }
+  return {draft_parts, base + head};
+}
+
+void ServerConnection::finish(Header header) {
+  std::vector<std::byte>& bytes = out_.back().bytes;
+  const auto* parts = reinterpret_cast<const Part*>(bytes.data() + sizeof(Header));
+  const size_t head = sizeof(Header) + draft_parts_ * sizeof(Part);
+  seal_head(header, {parts, draft_parts_}, bytes.size() - head, bytes.data());
+  out_bytes_ += bytes.size();
+}
+
+bool ServerConnection::on_ready() {
+  for (;;) {
+    if (!answer_frames()) {
+      closing_ = true;
+    }
+    const Progress sent = send_some();
+    if (sent == Progress::over || (closing_ && out_.empty())) {
+      return false;
+    }
+    if (closing_ || (pending_ && sent == Progress::blocked)) {
+      return true;
+    }
+    if (pending_) {
+      continue;
+    }
+    switch (read_some()) {
+      case Progress::over: return false;
+      case Progress::blocked: return true;
+      case Progress::more: break;
+    }
+  }
+}
+
+ServerConnection::Progress ServerConnection::read_some() {
+  const std::span<std::byte> want = reader_.want();
+  if (want.empty()) {
+    return Progress::over;
+  }
+  const ssize_t got = is_unix_ ? recv_with_descriptors(socket_.get(), want, descriptors_)
+                               : recv(socket_.get(), want.data(), want.size(), MSG_DONTWAIT);
+  if (got == 0 || descriptors_.size() > kDescriptorsMax) {
+    return Progress::over;
+  }
+  if (got < 0) {
+    return errno == EAGAIN || errno == EINTR ? Progress::blocked : Progress::over;
+  }
+  reader_.commit(static_cast<size_t>(got));
+  server_.counters.bytes_in += static_cast<uint64_t>(got);
+  return Progress::more;
+}
+
+bool ServerConnection::answer_frames() {
+  for (;;) {
+    if (!pending_) {
+      Result<std::optional<FrameView>> next = reader_.next();
+      if (!next.ok()) {
+        session_.refuse(next.status(), *this);
+        return false;
+      }
+      if (!*next) {
+        return true;
+      }
+      pending_ = **next;
+    }
+    const bool was_proved = session_.proved();
+    const Session::Outcome outcome = session_.on_frame(*pending_, *this, descriptors_);
+    if (outcome == Session::Outcome::later) {
+      return true;
+    }
+    pending_.reset();
+    if (outcome == Session::Outcome::close) {
+      return false;
+    }
+    if (!was_proved && session_.proved()) {
+      reader_.set_body_bytes_max(frame_bytes_max_);
+    }
+    if (out_bytes_ >= kOutBytesMax) {
+      return true;
+    }
+  }
+}
+
+ServerConnection::Progress ServerConnection::send_some() {
+  while (!out_.empty()) {
+    std::array<iovec, 16> pieces;
+    size_t count = 0;
+    for (auto it = out_.begin(); it != out_.end() && count < pieces.size(); ++it, ++count) {
+      pieces[count] = {it->bytes.data() + it->sent, it->bytes.size() - it->sent};
+    }
+    msghdr message{};
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = count;
+    const ssize_t sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      return errno == EAGAIN || errno == EINTR ? Progress::blocked : Progress::over;
+    }
+    server_.counters.bytes_out += static_cast<uint64_t>(sent);
+    auto left = static_cast<size_t>(sent);
+    out_bytes_ -= left;
+    while (left > 0) {
+      Outgoing& front = out_.front();
+      const size_t taken = std::min(left, front.bytes.size() - front.sent);
+      front.sent += taken;
+      left -= taken;
+      if (front.sent == front.bytes.size()) {
+        if (spare_.size() < kSpareMax) {
+          spare_.push_back(std::move(front.bytes));
+        }
+        out_.pop_front();
+      }
+    }
+  }
+  return Progress::more;
+}
+
+}  // namespace shoal

@@ -1,0 +1,189 @@
+#include "serve/session.h"
+
+#include <unistd.h>
+
+#include <cassert>
+#include <cstring>
+
+#include "base/log.h"
+#include "net/handshake.h"
+
+namespace shoal {
+namespace {
+
+constexpr size_t kSegmentsMax = 1024;
+constexpr size_t kSegmentBytesMax = size_t{1} << 36;
+
+}  // namespace
+
+ServerState::ServerState(uint32_t shards, std::vector<std::byte> the_token, size_t helpers)
+    : store(shards), crew(helpers), token(std::move(the_token)) {}
+
+std::shared_ptr<ServerState::Gate> ServerState::gate(uint64_t client) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<Gate>& gate = gates_[client];
+  if (gate == nullptr) {
+    gate = std::make_shared<Gate>();
+  }
+  return gate;
+}
+
+Session::Session(ServerState& server) : server_(server), number_(server.next_session()) {}
+
+void Session::answer(const FrameView& frame, const Status& status, ReplySink& sink) {
+  Header reply;
+  reply.kind = static_cast<uint16_t>(Kind::reply);
+  reply.request = frame.header.request;
+  reply.seq = frame.header.seq;
+  reply.code = static_cast<uint16_t>(status.code());
+  reply.last = 1;
+  const ReplySink::Draft draft = sink.begin(0, status.message().size());
+  std::memcpy(draft.body, status.message().data(), status.message().size());
+  sink.finish(reply);
+}
+
+void Session::refuse(const Status& why, ReplySink& sink) {
+  phase_ = Phase::closed;
+  ++server_.counters.refused;
+  log_line("server", "connection refused: " + why.message());
+  Header reply;
+  reply.kind = static_cast<uint16_t>(Kind::refuse);
+  reply.code = static_cast<uint16_t>(why.code());
+  const ReplySink::Draft draft = sink.begin(0, why.message().size());
+  std::memcpy(draft.body, why.message().data(), why.message().size());
+  sink.finish(reply);
+}
+
+Session::Outcome Session::refuse_and_close(Status why, ReplySink& sink) {
+  refuse(why, sink);
+  return Outcome::close;
+}
+
+Session::Outcome Session::on_frame(const FrameView& frame, ReplySink& sink, std::vector<int>& descriptors) {
+  switch (phase_) {
+    case Phase::hello: return on_hello(frame, sink);
+    case Phase::proof: return on_proof(frame, sink);
+    case Phase::open: return on_request(frame, sink, descriptors);
+    case Phase::closed: return Outcome::close;
+  }
+  return Outcome::close;
+}
+
+Session::Outcome Session::on_hello(const FrameView& frame, ReplySink& sink) {
+  if (frame.header.kind != static_cast<uint16_t>(Kind::hello) || frame.body.size() < sizeof(Digest)) {
+    return refuse_and_close({Code::refused, "a connection must begin with hello"}, sink);
+  }
+  std::memcpy(client_nonce_.data(), frame.body.data(), sizeof(Digest));
+  server_nonce_ = random_nonce();
+  phase_ = Phase::proof;
+  Header reply;
+  reply.kind = static_cast<uint16_t>(Kind::challenge);
+  const ReplySink::Draft draft = sink.begin(0, sizeof(Digest));
+  std::memcpy(draft.body, server_nonce_.data(), sizeof(Digest));
+  sink.finish(reply);
+  return Outcome::done;
+}
+
+Session::Outcome Session::on_proof(const FrameView& frame, ReplySink& sink) {
+  const Header& header = frame.header;
+  if (header.kind != static_cast<uint16_t>(Kind::proof) || frame.body.size() < sizeof(Digest)) {
+    return refuse_and_close({Code::refused, "a proof of the token must follow hello"}, sink);
+  }
+  Digest proof;
+  std::memcpy(proof.data(), frame.body.data(), sizeof proof);
+  const Digest expected =
+      client_proof(server_.token, client_nonce_, server_nonce_, header.client, header.incarnation);
+  if (!equal_constant_time(proof, expected)) {
+    return refuse_and_close({Code::refused, "the token is wrong"}, sink);
+  }
+  gate_ = server_.gate(header.client);
+  {
+    const std::lock_guard lock(gate_->mutex);  // waits for a request that an older connection still runs
+    if (header.incarnation < gate_->incarnation) {
+      return refuse_and_close({Code::fenced, "incarnation " + std::to_string(header.incarnation) +
+                                                 " of client " + std::to_string(header.client) +
+                                                 " is fenced: a newer one of the same name has connected"},
+                              sink);
+    }
+    if (header.incarnation > gate_->incarnation) {
+      server_.store.fence(header.client, header.incarnation);
+    }
+    gate_->incarnation = header.incarnation;
+    gate_->session = number_;
+  }
+  client_ = header.client;
+  incarnation_ = header.incarnation;
+  phase_ = Phase::open;
+  ++server_.counters.connections;
+  const Digest ours = server_proof(server_.token, client_nonce_, server_nonce_, client_, incarnation_);
+  const uint32_t shards = server_.store.shards();
+  Header reply;
+  reply.kind = static_cast<uint16_t>(Kind::welcome);
+  const ReplySink::Draft draft = sink.begin(0, sizeof ours + sizeof shards);
+  std::memcpy(draft.body, ours.data(), sizeof ours);
+  std::memcpy(draft.body + sizeof ours, &shards, sizeof shards);
+  sink.finish(reply);
+  return Outcome::done;
+}
+
+Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, std::vector<int>& descriptors) {
+  const Header& header = frame.header;
+  if (header.client != client_ || header.incarnation != incarnation_) {
+    return refuse_and_close({Code::refused, "a frame speaks for client " + std::to_string(header.client) +
+                                                " on the connection of client " + std::to_string(client_)},
+                            sink);
+  }
+  const std::lock_guard lock(gate_->mutex);
+  if (gate_->session != number_) {
+    // The same client has connected again: this connection is an old one's rest.
+    phase_ = Phase::closed;
+    return Outcome::close;
+  }
+  switch (static_cast<Kind>(header.kind)) {
+    case Kind::push: return push(frame, sink);
+    case Kind::pull: return pull(frame, sink);
+    case Kind::scan: return scan(frame, sink);
+    case Kind::figures: return figures(frame, sink);
+    case Kind::declare: answer(frame, declare(frame), sink); return Outcome::done;
+    case Kind::segment:
+      if (Status status = add_segment(frame, descriptors); !status.ok()) {
+        return refuse_and_close(std::move(status), sink);
+      }
+      return Outcome::done;
+    default:
+      return refuse_and_close({Code::refused, "frames of kind " + std::to_string(header.kind) +
+                                                  " are not taken from a client"},
+                              sink);
+  }
+}
+
+Status Session::declare(const FrameView& frame) {
+  Result<TableSpec> spec = decode_table(frame.body);
+  if (!spec.ok()) {
+    return spec.status();
+  }
+  return server_.store.declare(std::move(*spec));
+}
+
+Status Session::add_segment(const FrameView& frame, std::vector<int>& descriptors) {
+  const uint64_t id = frame.header.request;
+  if (descriptors.empty()) {
+    return {Code::refused, "a segment was announced without its descriptor"};
+  }
+  const int fd = descriptors.front();
+  descriptors.erase(descriptors.begin());
+  if (id == 0 || id > 0xffff || segments_.size() >= kSegmentsMax) {
+    close(fd);
+    return {Code::refused, "segment ids are 1..65535, and at most " + std::to_string(kSegmentsMax) +
+                               " of them; this is " + std::to_string(id)};
+  }
+  Result<std::shared_ptr<Segment>> segment =
+      Segment::adopt(static_cast<uint32_t>(id), fd, kSegmentBytesMax);
+  if (!segment.ok()) {
+    return segment.status();
+  }
+  segments_[static_cast<uint32_t>(id)] = std::move(*segment);
+  return {};
+}
+
+}  // namespace shoal

@@ -1,0 +1,122 @@
+// A server's side of one connection, without I/O: frames in, reply frames out. The epoll driver and the
+// simulator run this same code.
+//
+// Order on a connection: hello, challenge, proof, welcome; then requests, answered in order. Anything
+// else is refused, and a refusal ends this connection only.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/sha256.h"
+#include "base/work_crew.h"
+#include "net/shm.h"
+#include "store/store.h"
+#include "wire/frame.h"
+
+namespace shoal {
+
+// Where a session's replies go. `begin` gives the place for one frame; `finish` sends it.
+class ReplySink {
+ public:
+  struct Draft {
+    Part* parts;
+    std::byte* body;
+  };
+  virtual ~ReplySink() = default;
+  virtual bool room() const = 0;  // false: the peer reads too slowly; go on later
+  virtual Draft begin(size_t parts, size_t body_bytes) = 0;
+  virtual void finish(Header header) = 0;
+};
+
+// What all sessions of a server share.
+class ServerState {
+ public:
+  ServerState(uint32_t shards, std::vector<std::byte> token, size_t helpers);
+
+  Store store;
+  WorkCrew crew;
+  const std::vector<std::byte> token;
+
+  struct Counters {
+    std::atomic<uint64_t> connections{0}, refused{0}, pushes{0}, duplicates{0}, pulls{0};
+    std::atomic<uint64_t> rows_pushed{0}, rows_pulled{0}, bytes_in{0}, bytes_out{0};
+  } counters;
+
+  // One per client: held while a request of that client runs, so that once a new connection was
+  // welcomed, no request of an older one can still write into the client's memory.
+  struct Gate {
+    std::mutex mutex;
+    uint64_t session = 0;      // the one that may run; guarded by mutex
+    uint32_t incarnation = 0;  // the newest seen; guarded by mutex
+  };
+  std::shared_ptr<Gate> gate(uint64_t client);
+  uint64_t next_session() { return ++sessions_; }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<Gate>> gates_;  // guarded by mutex_
+  std::atomic<uint64_t> sessions_{0};
+};
+
+class Session {
+ public:
+  enum class Outcome {
+    done,   // the frame is answered
+    later,  // the sink has no room: call again with the same frame
+    close,  // end the connection once what is in the sink was sent
+  };
+
+  explicit Session(ServerState& server);
+
+  // `descriptors`: file descriptors that came with the stream; taken from the front by `segment` frames.
+  Outcome on_frame(const FrameView& frame, ReplySink& sink, std::vector<int>& descriptors);
+  // Answers bytes that are no frame; the connection is then closed.
+  void refuse(const Status& why, ReplySink& sink);
+
+  bool proved() const { return phase_ == Phase::open; }
+  uint64_t client() const { return client_; }
+
+ private:
+  enum class Phase { hello, proof, open, closed };
+
+  Outcome on_hello(const FrameView& frame, ReplySink& sink);
+  Outcome on_proof(const FrameView& frame, ReplySink& sink);
+  Outcome on_request(const FrameView& frame, ReplySink& sink, std::vector<int>& descriptors);
+  Outcome refuse_and_close(Status why, ReplySink& sink);
+
+  Status declare(const FrameView& frame);
+  Status add_segment(const FrameView& frame, std::vector<int>& descriptors);
+  Outcome push(const FrameView& frame, ReplySink& sink);
+  Outcome pull(const FrameView& frame, ReplySink& sink);
+  Outcome pull_into_segments(const FrameView& frame, ReplySink& sink);
+  Outcome scan(const FrameView& frame, ReplySink& sink);
+  Outcome figures(const FrameView& frame, ReplySink& sink);
+
+  Status check_push(const FrameView& frame, std::vector<PushPart>& parts) const;
+  Result<PullPart> check_pull(const FrameView& frame, const Part& part) const;
+  Result<std::span<const std::byte>> array(const FrameView& frame, uint16_t segment, uint32_t at,
+                                           size_t bytes) const;
+  void answer(const FrameView& frame, const Status& status, ReplySink& sink);
+
+  ServerState& server_;
+  const uint64_t number_;
+  Phase phase_ = Phase::hello;
+  uint64_t client_ = 0;
+  uint32_t incarnation_ = 0;
+  Digest client_nonce_{};
+  Digest server_nonce_{};
+  std::shared_ptr<ServerState::Gate> gate_;
+  std::unordered_map<uint32_t, std::shared_ptr<Segment>> segments_;
+  // How far a pull that waits for room has come.
+  size_t pull_part_ = 0;
+  size_t pull_row_ = 0;
+  size_t pull_first_ = 0;
+};
+
+}  // namespace shoal

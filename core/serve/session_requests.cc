@@ -1,0 +1,342 @@
+// The requests of an open session: push, pull, scan, figures. Every array that a frame names is checked
+// against the memory it claims to lie in before anything is done.
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "serve/session.h"
+
+namespace shoal {
+namespace {
+
+// Replies to pulls are cut into frames of about this size: it stays in the cache between the gather and
+// the send.
+constexpr size_t kReplyBytes = 256 * 1024;
+// Below this many rows a request is done at once; above, helpers are worth waking.
+constexpr size_t kHelpRows = 4096;
+constexpr size_t kScanRowsMax = 65536;
+
+Part reply_part(const Part& request, const Ack& ack) {
+  Part part;
+  part.shard = request.shard;
+  part.table = request.table;
+  part.codec = request.codec;
+  part.mode = ack.duplicate ? 1 : 0;
+  part.term = ack.term;
+  part.version = ack.version;
+  return part;
+}
+
+Header reply_header(const FrameView& frame) {
+  Header reply;
+  reply.kind = static_cast<uint16_t>(Kind::reply);
+  reply.request = frame.header.request;
+  reply.seq = frame.header.seq;
+  reply.last = 1;
+  return reply;
+}
+
+}  // namespace
+
+Result<std::span<const std::byte>> Session::array(const FrameView& frame, uint16_t segment, uint32_t at,
+                                                  size_t bytes) const {
+  std::span<const std::byte> memory = frame.body;
+  if (segment != 0) {
+    const auto it = segments_.find(segment);
+    if (it == segments_.end()) {
+      return Status{Code::refused, "segment " + std::to_string(segment) + " was never announced"};
+    }
+    memory = it->second->bytes();
+  }
+  const auto found = array_in(memory, at, bytes);
+  if (!found) {
+    return Status{Code::refused, "an array of " + std::to_string(bytes) + " bytes at " +
+                                     std::to_string(uint64_t{at} * 4) + " does not lie in its memory of " +
+                                     std::to_string(memory.size()) + " bytes"};
+  }
+  return *found;
+}
+
+Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts) const {
+  for (const Part& part : frame.parts) {
+    if (part.shard >= server_.store.shards() || !is_codec(part.codec) || part.mode > 2 ||
+        part.keys_at % 2 != 0) {
+      return {Code::refused, "a push names shard " + std::to_string(part.shard) + ", codec " +
+                                 std::to_string(part.codec) + ", mode " + std::to_string(part.mode)};
+    }
+    const auto spec = server_.store.table(part.table);
+    if (spec == nullptr) {
+      return {Code::unknown_table, "no table with id " + std::to_string(part.table) + " was declared"};
+    }
+    const auto keys = array(frame, part.keys_segment, part.keys_at, size_t{8} * part.count);
+    if (!keys.ok()) {
+      return keys.status();
+    }
+    const size_t bytes = spec->dense ? size_t{4} * part.values_bytes
+                                     : size_t{part.count} * encoded_bytes(static_cast<Codec>(part.codec),
+                                                                          static_cast<uint32_t>(spec->dim));
+    const auto values = array(frame, part.values_segment, part.values_at, bytes);
+    if (!values.ok()) {
+      return values.status();
+    }
+    parts.push_back({.table = part.table,
+                     .term = part.term,
+                     .mode = static_cast<PushMode>(part.mode),
+                     .codec = static_cast<Codec>(part.codec),
+                     .lr = part.lr,
+                     .keys = {reinterpret_cast<const int64_t*>(keys->data()), part.count},
+                     .values = *values});
+  }
+  return {};
+}
+
+Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
+  std::vector<PushPart> parts;
+  parts.reserve(frame.parts.size());
+  if (Status status = check_push(frame, parts); !status.ok()) {
+    answer(frame, status, sink);
+    return Outcome::done;
+  }
+  // Neighbouring parts of the same shard are one update with one dedupe record.
+  std::vector<std::pair<size_t, size_t>> groups;
+  size_t rows = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    rows += parts[i].keys.size();
+    if (i > 0 && frame.parts[i].shard == frame.parts[i - 1].shard) {
+      groups.back().second = i + 1;
+    } else {
+      groups.emplace_back(i, i + 1);
+    }
+  }
+  const PushIdentity identity{.client = client_,
+                              .incarnation = incarnation_,
+                              .seq = frame.header.seq,
+                              .low = frame.header.low};
+  std::vector<Ack> acks(groups.size());
+  const std::function<void(size_t)> apply = [&](size_t g) {
+    const auto [first, last] = groups[g];
+    acks[g] = server_.store.shard(frame.parts[first].shard)
+                  .push(&identity, std::span(parts).subspan(first, last - first), frame.header.step);
+  };
+  if (rows >= kHelpRows) {
+    server_.crew.run(groups.size(), apply);
+  } else {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      apply(g);
+    }
+  }
+  server_.counters.pushes += 1;
+  server_.counters.rows_pushed += rows;
+  Header reply = reply_header(frame);
+  std::string message;
+  for (const Ack& ack : acks) {
+    server_.counters.duplicates += ack.duplicate ? 1 : 0;
+    if (!ack.status.ok() && reply.code == 0) {
+      reply.code = static_cast<uint16_t>(ack.status.code());
+      message = ack.status.message();
+    }
+  }
+  const ReplySink::Draft draft = sink.begin(groups.size(), message.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    draft.parts[g] = reply_part(frame.parts[groups[g].first], acks[g]);
+  }
+  std::memcpy(draft.body, message.data(), message.size());
+  sink.finish(reply);
+  return Outcome::done;
+}
+
+Result<PullPart> Session::check_pull(const FrameView& frame, const Part& part) const {
+  if (part.shard >= server_.store.shards() || !is_codec(part.codec) || part.keys_at % 2 != 0) {
+    return Status{Code::refused, "a pull names shard " + std::to_string(part.shard) + ", codec " +
+                                     std::to_string(part.codec)};
+  }
+  const auto keys = array(frame, part.keys_segment, part.keys_at, size_t{8} * part.count);
+  if (!keys.ok()) {
+    return keys.status();
+  }
+  return PullPart{.table = part.table,
+                  .term = part.term,
+                  .keys = {reinterpret_cast<const int64_t*>(keys->data()), part.count}};
+}
+
+Session::Outcome Session::pull(const FrameView& frame, ReplySink& sink) {
+  if (!frame.parts.empty() && frame.parts[0].values_segment != 0) {
+    return pull_into_segments(frame, sink);
+  }
+  struct Piece {
+    const Part* part;
+    PullPart request;
+    size_t first;  // number of its first row within the whole request
+    size_t bytes;
+  };
+  std::vector<Piece> pieces;
+  do {
+    if (!sink.room()) {
+      return Outcome::later;
+    }
+    pieces.clear();
+    size_t body = 0;
+    while (pull_part_ < frame.parts.size() && body < kReplyBytes) {
+      const Part& part = frame.parts[pull_part_];
+      const auto spec = server_.store.table(part.table);
+      Result<PullPart> request = check_pull(frame, part);
+      if (spec == nullptr || !request.ok()) {
+        pull_part_ = pull_row_ = pull_first_ = 0;
+        answer(frame, !request.ok() ? request.status()
+                                    : Status{Code::unknown_table, "no table with id " +
+                                                                      std::to_string(part.table) +
+                                                                      " was declared"},
+               sink);
+        return Outcome::done;
+      }
+      const Codec codec = static_cast<Codec>(part.codec);
+      const uint32_t widest = spec->dense ? spec->floats(0) : static_cast<uint32_t>(spec->dim);
+      const size_t row_bytes = encoded_bytes(codec, widest);
+      const size_t room = std::max<size_t>(1, (kReplyBytes - body) / row_bytes);
+      const size_t rows = std::min(request->keys.size() - pull_row_, room);
+      request->keys = request->keys.subspan(pull_row_, rows);
+      pieces.push_back({&part, *request, pull_first_ + pull_row_, rows * row_bytes});
+      body += rows * row_bytes;
+      pull_row_ += rows;
+      if (pull_row_ == part.count) {
+        ++pull_part_;
+        pull_first_ += part.count;
+        pull_row_ = 0;
+      }
+    }
+    const ReplySink::Draft draft = sink.begin(pieces.size(), body);
+    Header reply = reply_header(frame);
+    size_t at = 0;
+    size_t rows = 0;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const Piece& piece = pieces[i];
+      const PullTarget target{.out = draft.body + at, .codec = static_cast<Codec>(piece.part->codec)};
+      const Ack ack = server_.store.shard(piece.part->shard).pull(piece.request, target);
+      if (!ack.status.ok() && reply.code == 0) {
+        reply.code = static_cast<uint16_t>(ack.status.code());
+      }
+      draft.parts[i] = reply_part(*piece.part, ack);
+      draft.parts[i].count = static_cast<uint32_t>(piece.request.keys.size());
+      draft.parts[i].keys_at = static_cast<uint32_t>(piece.first);
+      draft.parts[i].values_at = static_cast<uint32_t>(at / 4);
+      at += piece.bytes;
+      rows += piece.request.keys.size();
+    }
+    server_.counters.rows_pulled += rows;
+    reply.last = pull_part_ == frame.parts.size() ? 1 : 0;
+    sink.finish(reply);
+  } while (pull_part_ < frame.parts.size());
+  pull_part_ = pull_row_ = pull_first_ = 0;
+  ++server_.counters.pulls;
+  return Outcome::done;
+}
+
+Session::Outcome Session::pull_into_segments(const FrameView& frame, ReplySink& sink) {
+  struct Job {
+    PullPart request;
+    PullTarget target;
+  };
+  std::vector<Job> jobs;
+  jobs.reserve(frame.parts.size());
+  size_t rows = 0;
+  for (const Part& part : frame.parts) {
+    const auto spec = server_.store.table(part.table);
+    if (spec == nullptr) {
+      answer(frame, {Code::unknown_table, "no table with id " + std::to_string(part.table) + " was declared"},
+             sink);
+      return Outcome::done;
+    }
+    const Result<PullPart> request = check_pull(frame, part);
+    const size_t room = spec->dense ? size_t{4} * spec->dim : size_t{4} * spec->dim * part.positions_end;
+    const auto out = array(frame, part.values_segment, part.values_at, room);
+    const auto positions = array(frame, part.keys_segment, part.positions_at, size_t{4} * part.count);
+    const bool plain = part.codec == 0 && part.values_segment != 0;
+    if (!request.ok() || !out.ok() || (!spec->dense && !positions.ok()) || !plain) {
+      answer(frame, !request.ok() ? request.status() : !out.ok() ? out.status()
+                                : !positions.ok() ? positions.status()
+                                                  : Status{Code::refused, "shared memory takes fp32 only"},
+             sink);
+      return Outcome::done;
+    }
+    rows += part.count;
+    // The segment is the client's own memory, mapped writable; `array` only checked the bounds.
+    PullTarget target{.out = const_cast<std::byte*>(out->data())};
+    target.positions = spec->dense ? nullptr : reinterpret_cast<const uint32_t*>(positions->data());
+    target.positions_end = part.positions_end;
+    target.in_place = spec->dense;
+    jobs.push_back({*request, target});
+  }
+  std::vector<Ack> acks(jobs.size());
+  const std::function<void(size_t)> gather = [&](size_t i) {
+    acks[i] = server_.store.shard(frame.parts[i].shard).pull(jobs[i].request, jobs[i].target);
+  };
+  if (rows >= kHelpRows || (!jobs.empty() && jobs[0].target.in_place)) {
+    server_.crew.run(jobs.size(), gather);
+  } else {
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      gather(i);
+    }
+  }
+  Header reply = reply_header(frame);
+  std::string message;
+  for (const Ack& ack : acks) {
+    if (!ack.status.ok() && reply.code == 0) {
+      reply.code = static_cast<uint16_t>(ack.status.code());
+      message = ack.status.message();
+    }
+  }
+  const ReplySink::Draft draft = sink.begin(jobs.size(), message.size());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    draft.parts[i] = reply_part(frame.parts[i], acks[i]);
+  }
+  std::memcpy(draft.body, message.data(), message.size());
+  sink.finish(reply);
+  ++server_.counters.pulls;
+  server_.counters.rows_pulled += rows;
+  return Outcome::done;
+}
+
+Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
+  if (frame.parts.size() != 1 || frame.parts[0].shard >= server_.store.shards()) {
+    answer(frame, {Code::refused, "a scan names one shard"}, sink);
+    return Outcome::done;
+  }
+  const Part& part = frame.parts[0];
+  const size_t rows_max = std::min<size_t>(part.count, kScanRowsMax);
+  Result<ScanPage> page = server_.store.shard(part.shard).scan(part.table, part.version, rows_max);
+  if (!page.ok()) {
+    answer(frame, page.status(), sink);
+    return Outcome::done;
+  }
+  const size_t key_bytes = page->keys.size() * 8;
+  const size_t value_bytes = page->values.size() * 4;
+  const ReplySink::Draft draft = sink.begin(1, key_bytes + value_bytes);
+  std::memcpy(draft.body, page->keys.data(), key_bytes);
+  std::memcpy(draft.body + key_bytes, page->values.data(), value_bytes);
+  draft.parts[0] = part;
+  draft.parts[0].count = static_cast<uint32_t>(page->keys.size());
+  draft.parts[0].version = page->next.value_or(0);
+  draft.parts[0].values_at = static_cast<uint32_t>(key_bytes / 4);
+  sink.finish(reply_header(frame));
+  return Outcome::done;
+}
+
+Session::Outcome Session::figures(const FrameView& frame, ReplySink& sink) {
+  TableFigures sum;
+  if (frame.parts.size() != 1 || server_.store.table(frame.parts[0].table) == nullptr) {
+    answer(frame, {Code::unknown_table, "figures were asked for a table that was not declared"}, sink);
+    return Outcome::done;
+  }
+  for (uint32_t s = 0; s < server_.store.shards(); ++s) {
+    const Result<TableFigures> one = server_.store.shard(s).figures(frame.parts[0].table);
+    if (one.ok()) {
+      sum += *one;
+    }
+  }
+  const ReplySink::Draft draft = sink.begin(0, sizeof sum);
+  std::memcpy(draft.body, &sum, sizeof sum);
+  sink.finish(reply_header(frame));
+  return Outcome::done;
+}
+
+}  // namespace shoal

@@ -1,0 +1,108 @@
+#include "serve/split.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/hash.h"
+#include "store/store.h"
+
+namespace shoal {
+namespace {
+
+constexpr size_t kAhead = 6;  // rows asked for before they are read
+
+void add_row(float* sum, const float* row, uint32_t dim) {
+  for (uint32_t i = 0; i < dim; ++i) {
+    sum[i] += row[i];
+  }
+}
+
+void prefetch_row(const float* row, uint32_t dim) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(row);
+  const size_t size = std::min<size_t>(size_t{4} * dim, 512);
+  for (size_t at = 0; at < size; at += 64) {
+    __builtin_prefetch(bytes + at);
+  }
+}
+
+}  // namespace
+
+SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint32_t shards, int64_t* keys_out,
+                     uint32_t* positions_out) {
+  SplitKeys split{.keys = keys_out, .positions = positions_out, .begin = std::vector<uint32_t>(shards + 1)};
+  std::vector<uint16_t> shard(keys.size());
+  const bool hashed = !spec.dense && spec.range_low >= spec.range_high;
+  if (hashed) {
+    for (size_t i = 0; i < keys.size(); ++i) {
+      shard[i] = static_cast<uint16_t>(shard_of_hash(mix64(static_cast<uint64_t>(keys[i])), shards));
+    }
+  } else {
+    for (size_t i = 0; i < keys.size(); ++i) {
+      shard[i] = static_cast<uint16_t>(shard_of_key(spec, keys[i], shards));
+    }
+  }
+  for (const uint16_t s : shard) {
+    ++split.begin[s + 1u];
+  }
+  for (uint32_t s = 0; s < shards; ++s) {
+    split.begin[s + 1] += split.begin[s];
+  }
+  std::vector<uint32_t> next(split.begin.begin(), split.begin.end() - 1);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const uint32_t at = next[shard[i]]++;
+    keys_out[at] = keys[i];
+    positions_out[at] = static_cast<uint32_t>(i);
+  }
+  return split;
+}
+
+template <typename First, typename Again>
+uint32_t Merger::run(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
+                     uint32_t dim, int64_t* keys_out, First first, Again again) {
+  const size_t size = std::bit_ceil(std::max<size_t>(16, keys.size() * 2));
+  if (cells_.size() < size || stamp_ == 0xffffffffu) {
+    cells_.assign(std::max(size, cells_.size()), Cell{});
+    stamp_ = 0;
+  }
+  ++stamp_;
+  const size_t mask = size - 1;
+  uint32_t distinct = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (i + kAhead < keys.size()) {
+      prefetch_row(rows + size_t{positions[i + kAhead]} * dim, dim);
+    }
+    const float* row = rows + size_t{positions[i]} * dim;
+    size_t at = mix64(static_cast<uint64_t>(keys[i])) & mask;
+    while (cells_[at].stamp == stamp_ && keys_out[cells_[at].number] != keys[i]) {
+      at = (at + 1) & mask;
+    }
+    if (cells_[at].stamp == stamp_) {
+      again(cells_[at].number, row);
+      continue;
+    }
+    cells_[at] = {stamp_, distinct};
+    keys_out[distinct] = keys[i];
+    first(distinct, row);
+    ++distinct;
+  }
+  return distinct;
+}
+
+uint32_t Merger::merge(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
+                       uint32_t dim, int64_t* keys_out, float* sums_out) {
+  return run(
+      keys, positions, rows, dim, keys_out,
+      [&](uint32_t n, const float* row) { std::memcpy(sums_out + size_t{n} * dim, row, size_t{4} * dim); },
+      [&](uint32_t n, const float* row) { add_row(sums_out + size_t{n} * dim, row, dim); });
+}
+
+uint32_t Merger::keep_last(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
+                           uint32_t dim, int64_t* keys_out, float* values_out) {
+  const auto copy = [&](uint32_t n, const float* row) {
+    std::memcpy(values_out + size_t{n} * dim, row, size_t{4} * dim);
+  };
+  return run(keys, positions, rows, dim, keys_out, copy, copy);
+}
+
+}  // namespace shoal

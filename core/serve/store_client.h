@@ -1,0 +1,104 @@
+// What a user of the store can ask for, whatever lies behind it: an embedded store or servers.
+//
+// Thread-safe. Keys, gradients and values are read during the call only; pulled rows are written until
+// the operation is done. Every wait has a deadline, and its error says who was waited for.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "net/shm.h"
+#include "serve/client_machine.h"
+#include "serve/link.h"
+#include "store/store.h"
+
+namespace shoal {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+// An operation as callers see it. Pulls keep their rows in `block`, or in the caller's own memory.
+class ClientOperation : public Operation {
+ public:
+  std::string what;                // "pull from table 'items'", for messages
+  std::shared_ptr<Block> block;    // null where the caller gave the memory
+  float* out = nullptr;            // first row
+  size_t rows = 0;
+  size_t row_floats = 0;
+};
+
+struct PushOptions {
+  float lr = 0.0f;  // NaN: the table's own
+  PushMode mode = PushMode::update;
+  Codec codec = Codec::fp32;
+  uint64_t step = 0;
+};
+
+struct ClientCounters {
+  std::vector<std::string> lanes;  // by server
+  uint64_t pulls = 0, pushes = 0, requests = 0, retries = 0, reconnects = 0;
+  uint64_t bytes_sent = 0, bytes_received = 0, shared_bytes = 0;
+};
+
+class StoreClient {
+ public:
+  using OperationPtr = std::shared_ptr<ClientOperation>;
+
+  virtual ~StoreClient() = default;
+
+  virtual Status declare(const TableSpec& spec, Deadline deadline) = 0;
+
+  // Rows of `keys`, in their order. `out` null: into memory of the operation's own.
+  virtual Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, float* out,
+                                    Deadline deadline) = 0;
+  // `values` holds keys.size() rows. Refused wholly, before anything is sent, when a value is not finite.
+  virtual Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
+                                    const PushOptions& options, Deadline deadline) = 0;
+  virtual Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, float* out, Deadline deadline) = 0;
+  virtual Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values,
+                                           const PushOptions& options, Deadline deadline) = 0;
+
+  virtual Result<TableFigures> figures(uint32_t table, Deadline deadline) = 0;
+  virtual Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
+                                Deadline deadline) = 0;
+
+  // Waits until the operation is done and gives its status; timeout where the deadline comes first (the
+  // operation goes on, and may be waited for again).
+  virtual Status wait(const OperationPtr& operation, Deadline deadline) = 0;
+  // The caller will not wait at once: somebody else must see to it that the operation proceeds.
+  virtual void leave(const OperationPtr& operation) = 0;
+
+  virtual ClientCounters counters() = 0;
+  virtual uint32_t shards() const = 0;
+  virtual void close() = 0;  // fails what is open; idempotent
+};
+
+struct RemoteOptions {
+  ClientIdentity identity;
+  std::vector<ServerAddress> servers;
+  std::vector<uint32_t> placement;  // shard -> index into servers
+  std::vector<uint32_t> terms;      // shard -> term
+  std::optional<Lane> lane;         // none: the best that works
+  size_t shm_bytes_max = size_t{1} << 30;
+};
+
+// A store within this process. `threads` 0: one per core, at most 8.
+std::unique_ptr<StoreClient> make_embedded_client(uint32_t shards, size_t threads);
+// Connects to every server; an error names the one that did not answer by the deadline.
+Result<std::unique_ptr<StoreClient>> connect_remote(RemoteOptions options, Deadline deadline);
+
+// Shared by both: nothing may be pushed that is not finite, also after its encoding and after the sum
+// of its duplicates.
+struct FiniteCheck {
+  Status status;
+  bool sums_are_safe = true;  // no sum of these values can overflow in the codec
+};
+FiniteCheck check_finite(const std::string& what, std::span<const int64_t> keys, const float* values,
+                         size_t row_floats, Codec codec);
+
+}  // namespace shoal

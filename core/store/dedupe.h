@@ -1,0 +1,57 @@
+// Which pushes a shard has applied, per client: what makes a push take effect exactly once, whatever is
+// retried, duplicated or reordered on the way.
+//
+// A push is named by (client, incarnation, seq). Every message also carries `low`: all seqs below it are
+// acknowledged everywhere, so nobody will ever ask about them again in earnest. A client keeps at most
+// 256 seqs open, so a shard needs records for [low, low + 256) only; anything lower is a duplicate.
+// The record is written in the critical section of the update itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace shoal {
+
+inline constexpr uint64_t kOpenPushesMax = 256;
+
+struct PushIdentity {
+  uint64_t client = 0;
+  uint32_t incarnation = 0;
+  uint64_t seq = 0;
+  uint64_t low = 0;
+};
+
+class Dedupe {
+ public:
+  enum class Verdict { fresh, duplicate, fenced, outside_window };
+
+  struct Answer {
+    Verdict verdict;
+    uint64_t version;  // of a duplicate: that of its update where still known, else 0
+  };
+
+  Answer check(const PushIdentity& push) const;
+  // The push was applied as `version`.
+  void record(const PushIdentity& push, uint64_t version);
+  // From now on only this incarnation (or a newer one) of the client is heard.
+  void fence(uint64_t client, uint32_t incarnation);
+
+  size_t clients() const { return records_.size(); }
+
+ private:
+  struct Applied {
+    uint64_t seq;
+    uint64_t version;
+  };
+  struct Record {
+    uint32_t incarnation = 0;
+    uint64_t low = 0;
+    std::vector<Applied> applied;  // seqs >= low, at most kOpenPushesMax of them
+  };
+
+  std::unordered_map<uint64_t, Record> records_;
+};
+
+}  // namespace shoal

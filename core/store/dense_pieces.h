@@ -1,0 +1,43 @@
+// The pieces of one dense tensor that lie in one shard. A piece is a row of up to 65,536 floats with its
+// optimizer state behind it; it is born by its first write. Not thread-safe; the shard's mutex guards it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+
+#include "base/grow_array.h"
+#include "store/table_spec.h"
+#include "wire/codec.h"
+
+namespace shoal {
+
+class DensePieces {
+ public:
+  explicit DensePieces(std::shared_ptr<const TableSpec> spec) : spec_(std::move(spec)) {}
+
+  const TableSpec& spec() const { return *spec_; }
+  void set_spec(std::shared_ptr<const TableSpec> spec) { spec_ = std::move(spec); }
+  bool valid(int64_t piece) const { return piece >= 0 && piece < static_cast<int64_t>(spec_->pieces()); }
+  size_t size() const { return pieces_.size(); }
+  size_t memory_bytes() const;
+
+  // Writes the piece's values in `codec`; an unborn piece reads as the tensor's initial value.
+  void pull(int64_t piece, Codec codec, std::byte* out) const;
+  // Each is false when memory is exhausted; the piece is then as it was.
+  bool push(int64_t piece, Codec codec, const std::byte* grad, float lr);
+  bool assign(int64_t piece, const std::byte* value);
+  // Only the first value counts: a piece that is born already stays as it is.
+  bool init_once(int64_t piece, const std::byte* value);
+
+ private:
+  float* find(int64_t piece) const;
+  float* find_or_make(int64_t piece);
+
+  std::shared_ptr<const TableSpec> spec_;
+  mutable std::map<int64_t, GrowArray> pieces_;
+  std::unique_ptr<float[]> decoded_;
+};
+
+}  // namespace shoal

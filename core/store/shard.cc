@@ -1,0 +1,233 @@
+#include "store/shard.h"
+
+#include <cassert>
+#include <cmath>
+
+namespace shoal {
+namespace {
+
+const TableSpec& spec_of(const std::variant<TableRows, DensePieces>& rows) {
+  return std::visit([](const auto& r) -> const TableSpec& { return r.spec(); }, rows);
+}
+
+// Bytes of all rows of a part, or nothing where a piece number does not exist.
+std::optional<size_t> bytes_of(const std::variant<TableRows, DensePieces>& rows,
+                               std::span<const int64_t> keys, Codec codec) {
+  if (const auto* table = std::get_if<TableRows>(&rows)) {
+    return keys.size() * encoded_bytes(codec, static_cast<uint32_t>(table->spec().dim));
+  }
+  const auto& pieces = std::get<DensePieces>(rows);
+  size_t bytes = 0;
+  for (const int64_t key : keys) {
+    if (!pieces.valid(key)) {
+      return std::nullopt;
+    }
+    bytes += encoded_bytes(codec, pieces.spec().floats(key));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+TableFigures& TableFigures::operator+=(const TableFigures& other) {
+  rows += other.rows;
+  value_bytes += other.value_bytes;
+  state_bytes += other.state_bytes;
+  memory_bytes += other.memory_bytes;
+  pushes += other.pushes;
+  pulls += other.pulls;
+  return *this;
+}
+
+Shard::Entry* Shard::find(uint32_t table) {
+  const auto it = tables_.find(table);
+  return it == tables_.end() ? nullptr : &it->second;
+}
+
+Status Shard::unknown(uint32_t table) const {
+  return {Code::unknown_table,
+          "shard " + std::to_string(number_) + " knows no table with id " + std::to_string(table)};
+}
+
+Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
+  const std::lock_guard lock(mutex_);
+  if (Entry* entry = find(spec->id)) {
+    const TableSpec& now = spec_of(entry->rows);
+    if (!same_table(now, *spec)) {
+      return {Code::mismatch, describe(now) + " exists; it cannot be opened as " + describe(*spec)};
+    }
+    if (spec->generation > now.generation) {
+      std::visit([&](auto& rows) { rows.set_spec(spec); }, entry->rows);
+    }
+    return {};
+  }
+  if (spec->dense) {
+    tables_.emplace(spec->id, Entry{DensePieces(spec)});
+  } else {
+    tables_.emplace(spec->id, Entry{TableRows(spec)});
+  }
+  return {};
+}
+
+Status Shard::check(const PushPart& part) {
+  const Entry* entry = find(part.table);
+  if (entry == nullptr) {
+    return unknown(part.table);
+  }
+  if (part.term != term_) {
+    return {Code::unavailable, "shard " + std::to_string(number_) + " is at term " + std::to_string(term_) +
+                                   ", the request names term " + std::to_string(part.term)};
+  }
+  const std::optional<size_t> bytes = bytes_of(entry->rows, part.keys, part.codec);
+  if (!bytes || *bytes != part.values.size()) {
+    return {Code::refused, describe(spec_of(entry->rows)) + ": " + std::to_string(part.keys.size()) +
+                               " keys do not go with " + std::to_string(part.values.size()) +
+                               " bytes of values"};
+  }
+  if (part.mode != PushMode::update && part.codec != Codec::fp32) {
+    return {Code::refused, "values are assigned in fp32 only"};
+  }
+  if (part.mode == PushMode::init_once && std::holds_alternative<TableRows>(entry->rows)) {
+    return {Code::refused, "only a dense tensor is given a first value"};
+  }
+  if (!std::isnan(part.lr) && (!std::isfinite(part.lr) || part.lr < 0.0f)) {
+    return {Code::refused, "lr " + std::to_string(part.lr) + " is not a number >= 0"};
+  }
+  return {};
+}
+
+bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
+  Entry& entry = *find(part.table);
+  ++entry.pushes;
+  const float lr = std::isnan(part.lr) ? spec_of(entry.rows).optimizer.lr : part.lr;
+  if (auto* table = std::get_if<TableRows>(&entry.rows)) {
+    return part.mode == PushMode::assign
+               ? table->assign(part.keys, part.values.data(), version, step)
+               : table->push(part.keys, part.codec, part.values.data(), lr, version, step);
+  }
+  auto& pieces = std::get<DensePieces>(entry.rows);
+  const std::byte* values = part.values.data();
+  for (const int64_t key : part.keys) {
+    const bool done = part.mode == PushMode::update   ? pieces.push(key, part.codec, values, lr)
+                      : part.mode == PushMode::assign ? pieces.assign(key, values)
+                                                      : pieces.init_once(key, values);
+    if (!done) {
+      return false;
+    }
+    values += encoded_bytes(part.codec, pieces.spec().floats(key));
+  }
+  return true;
+}
+
+Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  Ack ack{.status = {}, .term = term_, .version = version_};
+  if (identity != nullptr) {
+    const Dedupe::Answer answer = dedupe_.check(*identity);
+    switch (answer.verdict) {
+      case Dedupe::Verdict::duplicate:
+        ack.duplicate = true;
+        ack.version = answer.version != 0 ? answer.version : version_;
+        return ack;
+      case Dedupe::Verdict::fenced:
+        ack.status = {Code::fenced, "incarnation " + std::to_string(identity->incarnation) + " of client " +
+                                        std::to_string(identity->client) +
+                                        " is fenced: a newer one of the same name has connected"};
+        return ack;
+      case Dedupe::Verdict::outside_window:
+        ack.status = {Code::refused, "push " + std::to_string(identity->seq) + " of client " +
+                                         std::to_string(identity->client) + " is outside the window of " +
+                                         std::to_string(kOpenPushesMax) + " open pushes"};
+        return ack;
+      case Dedupe::Verdict::fresh:
+        break;
+    }
+  }
+  for (const PushPart& part : parts) {
+    if (ack.status = check(part); !ack.status.ok()) {
+      return ack;
+    }
+  }
+  for (const PushPart& part : parts) {
+    if (!apply(part, version_ + 1, step)) {
+      ack.status = {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
+      return ack;
+    }
+  }
+  ++version_;
+  if (identity != nullptr) {
+    dedupe_.record(*identity, version_);
+  }
+  ack.version = version_;
+  return ack;
+}
+
+Ack Shard::pull(const PullPart& part, const PullTarget& target) {
+  const std::lock_guard lock(mutex_);
+  Ack ack{.status = {}, .term = term_, .version = version_};
+  Entry* entry = find(part.table);
+  if (entry == nullptr) {
+    ack.status = unknown(part.table);
+    return ack;
+  }
+  ++entry->pulls;
+  if (auto* table = std::get_if<TableRows>(&entry->rows)) {
+    if (!table->pull(part.keys, target)) {
+      ack.status = {Code::refused, "a position lies outside the buffer of the request"};
+    }
+    return ack;
+  }
+  auto& pieces = std::get<DensePieces>(entry->rows);
+  std::byte* out = target.out;
+  for (size_t i = 0; i < part.keys.size(); ++i) {
+    const int64_t key = part.keys[i];
+    if (!pieces.valid(key)) {
+      ack.status = {Code::refused, describe(pieces.spec()) + " has no piece " + std::to_string(key)};
+      return ack;
+    }
+    pieces.pull(key, target.codec, target.in_place ? target.out + size_t{4} * kPieceFloats * static_cast<size_t>(key) : out);
+    out += encoded_bytes(target.codec, pieces.spec().floats(key));
+  }
+  return ack;
+}
+
+Result<ScanPage> Shard::scan(uint32_t table, uint64_t cursor, size_t rows_max) {
+  const std::lock_guard lock(mutex_);
+  Entry* entry = find(table);
+  if (entry == nullptr) {
+    return unknown(table);
+  }
+  if (auto* rows = std::get_if<TableRows>(&entry->rows)) {
+    return rows->scan(cursor, rows_max);
+  }
+  return Status{Code::refused, "a dense tensor has no rows to scan; pull it"};
+}
+
+Result<TableFigures> Shard::figures(uint32_t table) {
+  const std::lock_guard lock(mutex_);
+  const Entry* entry = find(table);
+  if (entry == nullptr) {
+    return unknown(table);
+  }
+  TableFigures figures;
+  figures.pushes = entry->pushes;
+  figures.pulls = entry->pulls;
+  const TableSpec& spec = spec_of(entry->rows);
+  std::visit(
+      [&](const auto& rows) {
+        figures.rows = rows.size();
+        figures.memory_bytes = rows.memory_bytes();
+      },
+      entry->rows);
+  const uint32_t floats = spec.dense ? spec.floats(0) : static_cast<uint32_t>(spec.dim);
+  figures.value_bytes = figures.rows * 4 * floats;
+  figures.state_bytes = figures.rows * 4 * state_floats(spec.optimizer, floats);
+  return figures;
+}
+
+void Shard::fence(uint64_t client, uint32_t incarnation) {
+  const std::lock_guard lock(mutex_);
+  dedupe_.fence(client, incarnation);
+}
+
+}  // namespace shoal

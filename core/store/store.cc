@@ -1,0 +1,74 @@
+#include "store/store.h"
+
+#include <cassert>
+#include <mutex>
+
+namespace shoal {
+
+uint32_t shard_of_key(const TableSpec& spec, int64_t key, uint32_t shards) {
+  if (spec.dense) {
+    const uint64_t first = hash_name(spec.name) % shards;
+    return static_cast<uint32_t>((first + static_cast<uint64_t>(key)) % shards);
+  }
+  if (spec.range_low < spec.range_high) {
+    if (key < spec.range_low) {
+      return 0;
+    }
+    if (key >= spec.range_high) {
+      return shards - 1;
+    }
+    const auto width = static_cast<uint64_t>(spec.range_high) - static_cast<uint64_t>(spec.range_low);
+    const auto offset = static_cast<uint64_t>(key) - static_cast<uint64_t>(spec.range_low);
+    __extension__ using uint128 = unsigned __int128;
+    return static_cast<uint32_t>((uint128{offset} * shards) / width);
+  }
+  return shard_of_hash(mix64(static_cast<uint64_t>(key)), shards);
+}
+
+Store::Store(uint32_t shards) {
+  assert(shards >= 1 && shards <= kShardsMax);
+  shards_.reserve(shards);
+  for (uint32_t i = 0; i < shards; ++i) {
+    shards_.push_back(std::make_unique<Shard>(i));
+  }
+}
+
+Status Store::declare(TableSpec spec) {
+  if (Status status = check_table(spec); !status.ok()) {
+    return status;
+  }
+  spec.init.salt = mix64(spec.seed ^ hash_name(spec.name));
+  const auto shared = std::make_shared<const TableSpec>(std::move(spec));
+  const std::unique_lock lock(mutex_);
+  auto& known = tables_[shared->id];
+  if (known != nullptr && !same_table(*known, *shared)) {
+    return {Code::mismatch, describe(*known) + " exists; it cannot be opened as " + describe(*shared)};
+  }
+  if (tables_.size() > kTablesMax) {
+    tables_.erase(shared->id);
+    return {Code::bad_input, "a store holds at most " + std::to_string(kTablesMax) + " tables"};
+  }
+  if (known == nullptr || shared->generation > known->generation) {
+    known = shared;
+  }
+  for (const auto& shard : shards_) {
+    if (Status status = shard->declare(shared); !status.ok()) {
+      return status;
+    }
+  }
+  return {};
+}
+
+std::shared_ptr<const TableSpec> Store::table(uint32_t id) const {
+  const std::shared_lock lock(mutex_);
+  const auto it = tables_.find(id);
+  return it == tables_.end() ? nullptr : it->second;
+}
+
+void Store::fence(uint64_t client, uint32_t incarnation) {
+  for (const auto& shard : shards_) {
+    shard->fence(client, incarnation);
+  }
+}
+
+}  // namespace shoal

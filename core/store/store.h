@@ -1,0 +1,42 @@
+// All shards of one process, and the tables that they know. The embedded store is this and nothing else;
+// a server is this behind sockets.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "store/shard.h"
+
+namespace shoal {
+
+inline constexpr uint32_t kShardsMax = 4096;
+inline constexpr uint32_t kTablesMax = 65536;
+
+// The shard of a key: fixed for the life of a store, whatever servers come and go.
+inline uint32_t shard_of_hash(uint64_t hash, uint32_t shards) {
+  return fast_range(static_cast<uint32_t>(hash >> 32), shards);
+}
+uint32_t shard_of_key(const TableSpec& spec, int64_t key, uint32_t shards);
+
+class Store {
+ public:
+  explicit Store(uint32_t shards);
+
+  uint32_t shards() const { return static_cast<uint32_t>(shards_.size()); }
+  Shard& shard(uint32_t number) { return *shards_[number]; }
+
+  // Makes a table known to every shard; a second time brings its hyper-parameters up to date.
+  Status declare(TableSpec spec);
+  std::shared_ptr<const TableSpec> table(uint32_t id) const;  // null: not declared
+  void fence(uint64_t client, uint32_t incarnation);
+
+ private:
+  std::vector<std::unique_ptr<Shard>> shards_;
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;  // guarded by mutex_
+};
+
+}  // namespace shoal

@@ -1,0 +1,212 @@
+#include "store/table_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cstring>
+
+#include "base/hash.h"
+
+namespace shoal {
+namespace {
+
+constexpr size_t kBlock = 16;     // keys in flight between asking for a line and reading it
+constexpr size_t kBatch = 128;    // rows handed to an optimizer at once
+constexpr size_t kScratchKept = 1 << 20;
+
+// A row begins on a cache line, or (below 64 bytes) never straddles one.
+size_t stride_of(size_t bytes) {
+  if (bytes >= 64) {
+    return (bytes + 63) / 64 * 64;
+  }
+  size_t stride = 4;
+  while (stride < bytes) {
+    stride *= 2;
+  }
+  return stride;
+}
+
+size_t grown(size_t capacity, size_t needed) { return std::max(needed, capacity + capacity / 4); }
+
+uint64_t hash_of(int64_t key) { return mix64(static_cast<uint64_t>(key)); }
+
+void copy_row(std::byte* out, const float* row, size_t bytes) {
+  const auto* from = reinterpret_cast<const std::byte*>(row);
+  size_t done = 0;
+  for (; done + 64 <= bytes; done += 64) {
+    std::memcpy(out + done, from + done, 64);
+  }
+  for (; done + 4 <= bytes; done += 4) {
+    std::memcpy(out + done, from + done, 4);
+  }
+}
+
+}  // namespace
+
+TableRows::TableRows(std::shared_ptr<const TableSpec> spec)
+    : spec_(std::move(spec)),
+      dim_(static_cast<uint32_t>(spec_->dim)),
+      stride_(stride_of(4 * (spec_->dim + state_floats(spec_->optimizer, dim_)))) {
+  assert(!spec_->dense);
+}
+
+size_t TableRows::memory_bytes() const {
+  return index_.memory_bytes() + rows_.capacity() + meta_.capacity();
+}
+
+bool TableRows::pull(std::span<const int64_t> keys, const PullTarget& target) const {
+  const size_t row_bytes = encoded_bytes(target.codec, dim_);
+  const bool plain = target.codec == Codec::fp32;
+  std::vector<float> fresh(dim_);
+  std::array<uint64_t, kBlock> hashes;
+  std::array<const float*, kBlock> rows;
+  for (size_t first = 0; first < keys.size(); first += kBlock) {
+    const size_t count = std::min(kBlock, keys.size() - first);
+    for (size_t i = 0; i < count; ++i) {
+      hashes[i] = hash_of(keys[first + i]);
+      index_.prefetch(hashes[i]);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t slot = index_.find(keys[first + i], hashes[i]);
+      rows[i] = slot == Index::kAbsent ? nullptr : row(slot);
+      __builtin_prefetch(rows[i]);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      uint32_t position = static_cast<uint32_t>(first + i);
+      if (target.positions != nullptr) {
+        // Read once: the array may lie in memory that a peer can still write to.
+        position = *static_cast<const volatile uint32_t*>(target.positions + first + i);
+        if (position >= target.positions_end) {
+          return false;
+        }
+      }
+      const float* source = rows[i];
+      if (source == nullptr) {
+        init_row(spec_->init, keys[first + i], fresh.data(), dim_);
+        source = fresh.data();
+      }
+      std::byte* out = target.out + size_t{position} * row_bytes;
+      if (plain) {
+        copy_row(out, source, row_bytes);
+      } else {
+        encode_rows(target.codec, source, 1, dim_, out);
+      }
+    }
+  }
+  return true;
+}
+
+bool TableRows::birth(int64_t key, uint64_t hash, uint32_t& slot) {
+  const size_t next = index_.size();
+  if (next >= Index::kAbsent) {
+    return false;
+  }
+  if ((next + 1) * stride_ > rows_.capacity() &&
+      !rows_.reserve(grown(rows_.capacity(), (next + 1) * stride_))) {
+    return false;
+  }
+  if ((next + 1) * sizeof(Meta) > meta_.capacity() &&
+      !meta_.reserve(grown(meta_.capacity(), (next + 1) * sizeof(Meta)))) {
+    return false;
+  }
+  slot = static_cast<uint32_t>(next);
+  if (!index_.insert(key, hash, slot)) {
+    return false;
+  }
+  init_row(spec_->init, key, row(slot), dim_);
+  init_state(spec_->optimizer, row(slot) + dim_, dim_);
+  meta(slot) = Meta{};
+  return true;
+}
+
+bool TableRows::resolve(std::span<const int64_t> keys) {
+  if (slots_.size() < keys.size()) {
+    slots_.resize(keys.size());
+  }
+  std::array<uint64_t, kBlock> hashes;
+  for (size_t first = 0; first < keys.size(); first += kBlock) {
+    const size_t count = std::min(kBlock, keys.size() - first);
+    for (size_t i = 0; i < count; ++i) {
+      hashes[i] = hash_of(keys[first + i]);
+      index_.prefetch(hashes[i]);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const int64_t key = keys[first + i];
+      uint32_t& slot = slots_[first + i];
+      slot = index_.find(key, hashes[i]);
+      if (slot == Index::kAbsent && !birth(key, hashes[i], slot)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+void TableRows::touch(uint32_t slot, uint64_t version, uint64_t step) {
+  Meta& m = meta(slot);
+  m.version = version;
+  m.frequency += m.frequency != 0xffffffffu ? 1 : 0;
+  m.last_step = static_cast<uint32_t>(std::min<uint64_t>(step, 0xffffffffu));
+}
+
+bool TableRows::push(std::span<const int64_t> keys, Codec codec, const std::byte* grads, float lr,
+                     uint64_t version, uint64_t step) {
+  // Births first: they may run out of memory, and a push is applied wholly or not at all.
+  if (!resolve(keys)) {
+    return false;
+  }
+  const size_t grad_bytes = encoded_bytes(codec, dim_);
+  if (codec != Codec::fp32 && decoded_.size() < kBatch * dim_) {
+    decoded_.resize(kBatch * dim_);
+  }
+  std::array<float*, kBatch> rows;
+  for (size_t first = 0; first < keys.size(); first += kBatch) {
+    const size_t count = std::min(kBatch, keys.size() - first);
+    for (size_t i = 0; i < count; ++i) {
+      rows[i] = row(slots_[first + i]);
+      __builtin_prefetch(&meta(slots_[first + i]), 1);
+    }
+    const std::byte* encoded = grads + first * grad_bytes;
+    const float* plain = reinterpret_cast<const float*>(encoded);
+    if (codec != Codec::fp32) {
+      decode_rows(codec, encoded, count, dim_, decoded_.data());
+      plain = decoded_.data();
+    }
+    update_rows(spec_->optimizer, lr, std::span<float* const>(rows.data(), count), plain, dim_);
+    for (size_t i = 0; i < count; ++i) {
+      touch(slots_[first + i], version, step);
+    }
+  }
+  if (slots_.size() > kScratchKept) {
+    slots_ = {};
+  }
+  return true;
+}
+
+bool TableRows::assign(std::span<const int64_t> keys, const std::byte* values, uint64_t version,
+                       uint64_t step) {
+  if (!resolve(keys)) {
+    return false;
+  }
+  const size_t bytes = size_t{4} * dim_;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    std::memcpy(row(slots_[i]), values + i * bytes, bytes);
+    touch(slots_[i], version, step);
+  }
+  return true;
+}
+
+ScanPage TableRows::scan(uint64_t cursor, size_t rows_max) const {
+  ScanPage page;
+  std::vector<std::pair<int64_t, uint32_t>> found;
+  page.next = index_.scan(cursor, rows_max, found);
+  page.keys.reserve(found.size());
+  page.values.resize(found.size() * dim_);
+  for (size_t i = 0; i < found.size(); ++i) {
+    page.keys.push_back(found[i].first);
+    std::memcpy(page.values.data() + i * dim_, row(found[i].second), size_t{4} * dim_);
+  }
+  return page;
+}
+
+}  // namespace shoal

@@ -1,0 +1,84 @@
+// The rows of one table in one shard: value and optimizer state in one slot, with frequency, last step
+// and version beside it. A row is born by its first push or assign; a pull stores nothing and reads an
+// absent key as its initial value. Not thread-safe; the shard's mutex guards it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/grow_array.h"
+#include "store/index.h"
+#include "store/table_spec.h"
+#include "wire/codec.h"
+
+namespace shoal {
+
+// Where pulled rows go: row i to `out + positions[i] * stride`, or one after the other without positions.
+struct PullTarget {
+  std::byte* out = nullptr;
+  const uint32_t* positions = nullptr;
+  uint32_t positions_end = 0;  // positions come from a peer: each is checked against this
+  Codec codec = Codec::fp32;
+  bool in_place = false;  // dense tensors: `out` is the whole tensor, a piece goes to its place in it
+};
+
+struct ScanPage {
+  std::vector<int64_t> keys;
+  std::vector<float> values;
+  std::optional<uint64_t> next;
+};
+
+class TableRows {
+ public:
+  explicit TableRows(std::shared_ptr<const TableSpec> spec);
+
+  const TableSpec& spec() const { return *spec_; }
+  void set_spec(std::shared_ptr<const TableSpec> spec) { spec_ = std::move(spec); }  // same layout
+  size_t size() const { return index_.size(); }
+  size_t memory_bytes() const;
+
+  // False when a position is out of range (nothing outside the target is ever written).
+  bool pull(std::span<const int64_t> keys, const PullTarget& target) const;
+
+  // Steps each key's row by its gradient, in order. `version` and `step` are noted with each row.
+  // False when memory is exhausted; then no gradient was applied.
+  bool push(std::span<const int64_t> keys, Codec codec, const std::byte* grads, float lr, uint64_t version,
+            uint64_t step);
+
+  // Sets the rows' values; optimizer state of a row that exists stays, a new row's is fresh.
+  bool assign(std::span<const int64_t> keys, const std::byte* values, uint64_t version, uint64_t step);
+
+  ScanPage scan(uint64_t cursor, size_t rows_max) const;
+
+ private:
+  struct Meta {
+    uint64_t version;
+    uint32_t frequency;
+    uint32_t last_step;
+  };
+
+  float* row(uint32_t slot) { return reinterpret_cast<float*>(rows_.data() + size_t{slot} * stride_); }
+  const float* row(uint32_t slot) const {
+    return reinterpret_cast<const float*>(rows_.data() + size_t{slot} * stride_);
+  }
+  Meta& meta(uint32_t slot) { return reinterpret_cast<Meta*>(meta_.data())[slot]; }
+
+  // Fills slots_ with the slot of each key, giving birth to those absent. False: out of memory.
+  bool resolve(std::span<const int64_t> keys);
+  bool birth(int64_t key, uint64_t hash, uint32_t& slot);
+  void touch(uint32_t slot, uint64_t version, uint64_t step);
+
+  std::shared_ptr<const TableSpec> spec_;
+  const uint32_t dim_;
+  const size_t stride_;  // bytes from row to row
+  Index index_;
+  GrowArray rows_;
+  GrowArray meta_;
+  std::vector<uint32_t> slots_;  // scratch of push and assign, kept warm
+  std::vector<float> decoded_;   // scratch for encoded gradients
+};
+
+}  // namespace shoal

@@ -1,0 +1,45 @@
+// What a server must know of a table or of a dense tensor, and its form on the wire.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "update/init.h"
+#include "update/optimizer.h"
+
+namespace shoal {
+
+inline constexpr uint32_t kDimMax = 4096;
+inline constexpr uint32_t kPieceFloats = 65536;  // a dense tensor is cut into pieces of this many
+inline constexpr uint64_t kTensorFloatsMax = uint64_t{1} << 40;
+
+struct TableSpec {
+  uint32_t id = 0;          // granted once per name and never reused; 0 is no table
+  uint32_t generation = 0;  // grows when a later open changes hyper-parameters
+  bool dense = false;
+  uint64_t dim = 0;  // tables: floats in a row, 1..4096; tensors: elements
+  std::string name;
+  uint64_t seed = 0;
+  OptimizerSpec optimizer;
+  InitSpec init;
+  int64_t range_low = 0;  // placement by range where low < high, by hash otherwise
+  int64_t range_high = 0;
+
+  uint32_t pieces() const { return static_cast<uint32_t>((dim + kPieceFloats - 1) / kPieceFloats); }
+  // Floats in the row or piece `key`.
+  uint32_t floats(int64_t key) const;
+};
+
+Status check_table(const TableSpec& spec);
+// Whether `b` may go on with the rows of `a`: all but hyper-parameters equal.
+bool same_table(const TableSpec& a, const TableSpec& b);
+std::string describe(const TableSpec& spec);
+
+std::vector<std::byte> encode_table(const TableSpec& spec);
+Result<TableSpec> decode_table(std::span<const std::byte> bytes);
+
+}  // namespace shoal

@@ -1,0 +1,56 @@
+"""Shoal: a parameter server for PyTorch. Python decides, C++ moves bytes and updates rows.
+
+>>> import numpy as np, shoal
+>>> client = shoal.connect("memory://")
+>>> items = client.table("items", dim=8, optimizer=shoal.optim.Adagrad(lr=0.05))
+>>> items.push([3, 1, 4], np.ones((3, 8), np.float32))
+>>> items.pull([3, 1, 4]).shape
+(3, 8)
+"""
+
+from shoal import errors, init, optim
+from shoal.config import ClientOptions
+from shoal.errors import (
+    BadInput,
+    Closed,
+    Fenced,
+    Mismatch,
+    Refused,
+    ShoalError,
+    Timeout,
+    Unavailable,
+    UnknownTable,
+)
+from shoal.fleet.local import LocalCluster
+from shoal.placement import Range
+from shoal.store.client import Client
+from shoal.store.connect import connect
+from shoal.store.table import Table
+from shoal.store.tensor import Tensor
+from shoal.store.ticket import Ticket
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadInput",
+    "Client",
+    "ClientOptions",
+    "Closed",
+    "Fenced",
+    "LocalCluster",
+    "Mismatch",
+    "Range",
+    "Refused",
+    "ShoalError",
+    "Table",
+    "Tensor",
+    "Ticket",
+    "Timeout",
+    "Unavailable",
+    "UnknownTable",
+    "__version__",
+    "connect",
+    "errors",
+    "init",
+    "optim",
+]

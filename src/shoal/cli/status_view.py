@@ -1,0 +1,124 @@
+"""`shoal status`: the processes and tables of a cluster, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.config import read_environment, read_token_file
+from shoal.errors import BadInput, ShoalError
+from shoal.store.catalogue import TableEntry
+from shoal.store.connect import connect
+from shoal.store.control import Address, ControlClient
+from shoal.store.messages import GetStatus, ListTables, StatusInfo, TablePage
+
+__all__ = ["collect", "show"]
+
+# A coordinator that is being restarted answers within this.
+_PATIENCE_S = 1.0
+
+
+def show(address: str | None, *, as_json: bool, token_file: Path | None, timeout_s: float) -> None:
+    """Print the status of the cluster at `address`."""
+    environment = read_environment()
+    address = address or environment.address
+    if address is None:
+        raise BadInput("which cluster? Give its address (shoal://host:port), or set SHOAL_ADDRESS")
+    token = environment.find_token() if token_file is None else read_token_file(token_file)
+    if token is None:
+        raise BadInput("no token: pass --token-file, or set SHOAL_TOKEN or SHOAL_TOKEN_FILE")
+    report = collect(Address.parse(address), token, timeout_s)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print(report, Console(highlight=False))
+
+
+def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
+    """What is known, as plain data. Rows are None where the servers could not be asked."""
+    with closing(ControlClient(address, token)) as control:
+        status = control.ask(GetStatus(), StatusInfo, timeout_s, _PATIENCE_S)
+        entries: list[TableEntry] = []
+        more = status.tables > 0
+        while more:
+            after = entries[-1].id if entries else 0
+            page = control.ask(ListTables(after=after), TablePage, timeout_s)
+            entries += page.entries
+            more = page.more
+    processes = [
+        {"role": "coordinator", "index": 0, "pid": status.pid, "address": str(address), "state": "up"}
+    ]
+    for server in status.servers:
+        where = f"{server.host}:{server.port}"
+        row = {"role": "server", "index": server.index, "pid": server.pid, "address": where}
+        processes.append({**row, "state": server.state})
+    processes += [
+        {"role": "server", "index": index, "pid": None, "address": None, "state": "awaited"}
+        for index in status.waiting_for
+    ]
+    rows, problem = _rows(address, token, timeout_s, entries, status)
+    return {
+        "address": str(address),
+        "state": "starting" if status.waiting_for else "up",
+        "shards": status.shards,
+        "clients_granted": status.clients,
+        "processes": processes,
+        "tables": [_describe(entry, rows.get(entry.name)) for entry in entries],
+        "problem": problem,
+    }
+
+
+def _describe(entry: TableEntry, rows: int | None) -> dict[str, Any]:
+    dense = entry.shape is not None
+    return {
+        "name": entry.name,
+        "kind": "tensor" if dense else "table",
+        "dim": None if dense else entry.dim,
+        "shape": None if entry.shape is None else list(entry.shape),
+        "optimizer": repr(entry.optimizer),
+        "rows": None if dense else rows,
+    }
+
+
+def _rows(
+    address: Address, token: str, timeout_s: float, entries: list[TableEntry], status: StatusInfo
+) -> tuple[dict[str, int], str | None]:
+    """Rows by table, and why they are not complete."""
+    names = [entry.name for entry in entries if entry.shape is None]
+    if not names or status.waiting_for:
+        return {}, None
+    rows: dict[str, int] = {}
+    try:
+        with connect(str(address), token=token, timeout=timeout_s) as client:
+            for name in names:
+                rows[name] = len(client.table(name))
+    except ShoalError as error:
+        return rows, str(error)
+    return rows, None
+
+
+def _print(report: dict[str, Any], console: Console) -> None:
+    console.print(f"[bold]{report['address']}[/] is {report['state']}, {report['shards']} shards")
+    processes = Table("role", "index", "pid", "address", "state", box=None, pad_edge=False)
+    for process in report["processes"]:
+        state = process["state"]
+        colour = "green" if state == "up" else "red"
+        cells = [str("" if process[key] is None else process[key]) for key in ("index", "pid", "address")]
+        processes.add_row(process["role"], *cells, f"[{colour}]{state}[/]")
+    console.print(processes)
+    if report["tables"]:
+        tables = Table("name", "kind", "shape", "rows", "optimizer", box=None, pad_edge=False)
+        for table in report["tables"]:
+            shape = f"(*, {table['dim']})" if table["shape"] is None else str(tuple(table["shape"]))
+            unknown = "" if table["kind"] == "tensor" else "?"
+            rows = unknown if table["rows"] is None else f"{table['rows']:,}"
+            tables.add_row(table["name"], table["kind"], shape, rows, table["optimizer"])
+        console.print()
+        console.print(tables)
+    if report["problem"]:
+        console.print("rows could not be counted:", report["problem"], style="red", markup=False)

@@ -1,0 +1,181 @@
+"""Options as frozen values, and the one function that reads the environment.
+
+Order: default < environment < explicit argument. The environment holds at most ten variables; they are
+the fields of `Environment`. Options say behaviour first and speed second; every field has its unit in
+its name, a default and the reason to change it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast, get_args
+
+from shoal.errors import BadInput
+from shoal.types import Lane
+
+__all__ = [
+    "ClientOptions",
+    "CoordinatorOptions",
+    "Environment",
+    "ServerOptions",
+    "check_lane",
+    "check_timeout",
+    "read_environment",
+    "read_token_file",
+]
+
+SHARDS = 64
+SHARDS_MAX = 4096
+TOKEN_CHARS_MAX = 4096
+_LANES: tuple[str, ...] = get_args(Lane)
+
+
+def check_timeout(seconds: float) -> float:
+    """`seconds` as a float if it can be a deadline: finite and above 0."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise BadInput(f"timeout is {seconds!r}; it must be a finite number of seconds above 0")
+    return float(seconds)
+
+
+def check_lane(lane: str) -> Lane:
+    """`lane` if there is such a lane between a client and a server."""
+    if lane not in _LANES:
+        raise BadInput(f"lane is {lane!r}; allowed: {', '.join(_LANES)}")
+    return cast(Lane, lane)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """How one client talks to the servers.
+
+    >>> ClientOptions(timeout_s=5).lane
+    'auto'
+    """
+
+    # Deadline of every call that is not given its own. Raise it for very large pulls on slow networks.
+    timeout_s: float = 30.0
+    # How bytes travel: auto takes shm, then unix, then tcp, whichever works. Fix it to measure one.
+    lane: Lane = "auto"
+    # Speed: memory that may be shared with the servers of this host, in all. Lower it in small containers.
+    shm_bytes_max: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout_s)
+        check_lane(self.lane)
+        if not 0 <= self.shm_bytes_max < 1 << 48:
+            raise BadInput(f"shm_bytes_max is {self.shm_bytes_max}; allowed: 0 to 2**48 bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorOptions:
+    """What a cluster is, and the limits of its control connections."""
+
+    # Servers that must register before the first client may join. Fixed for the life of the cluster.
+    servers: int = 1
+    # Logical parts of the store. Fixed for the life of the cluster; 64 serves up to 64 servers.
+    shards: int = SHARDS
+    # A connection that has not proved the token by then is closed.
+    handshake_s: float = 5.0
+    # Control connections at one time; more are refused.
+    connections_max: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shards <= SHARDS_MAX:
+            raise BadInput(f"shards is {self.shards!r}; allowed: 1 to {SHARDS_MAX}")
+        if not 1 <= self.servers <= self.shards:
+            raise BadInput(
+                f"servers is {self.servers!r}; allowed: 1 to {self.shards}, the number of shards, "
+                "since a server without a shard has nothing to do"
+            )
+        check_timeout(self.handshake_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where one server listens and what it may use."""
+
+    # Address to listen on. Anything but loopback is reachable from outside and needs an explicit token.
+    host: str = "127.0.0.1"
+    # 0 lets the system choose.
+    port: int = 0
+    # Speed: threads that serve requests; 0 chooses by the number of cores.
+    threads: int = 0
+    # The largest message taken from a client; a larger one is refused and its connection closed.
+    frame_bytes_max: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise BadInput(f"port is {self.port!r}; allowed: 0 (any free one) to 65535")
+        if not 0 <= self.threads <= 1024:
+            raise BadInput(f"threads is {self.threads!r}; allowed: 0 (automatic) to 1024")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What the environment says; None = the variable is not set."""
+
+    address: str | None = None  # SHOAL_ADDRESS: where `shoal.connect()` and `shoal status` go
+    token: str | None = field(default=None, repr=False)  # SHOAL_TOKEN: the cluster's token itself
+    token_file: Path | None = None  # SHOAL_TOKEN_FILE: a file that holds it, mode 0600
+    timeout_s: float | None = None  # SHOAL_TIMEOUT_S: default deadline of a client's calls
+    lane: Lane | None = None  # SHOAL_LANE: auto, shm, unix or tcp
+    log: str = "WARNING"  # SHOAL_LOG: level of what coordinator and servers log to stderr
+
+    def find_token(self, token: str | None = None) -> str | None:
+        """The explicit token if given, else that of SHOAL_TOKEN, else that in SHOAL_TOKEN_FILE."""
+        if token is not None:
+            return check_token(token)
+        if self.token is not None:
+            return check_token(self.token)
+        return None if self.token_file is None else read_token_file(self.token_file)
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """The settings in `environ` (default: those of this process). An empty variable counts as not set.
+
+    >>> read_environment({"SHOAL_ADDRESS": "shoal://10.0.0.7:7700"}).address
+    'shoal://10.0.0.7:7700'
+    """
+    source = os.environ if environ is None else environ
+    token_file = source.get("SHOAL_TOKEN_FILE")
+    timeout = source.get("SHOAL_TIMEOUT_S")
+    lane = source.get("SHOAL_LANE")
+    log = source.get("SHOAL_LOG") or "WARNING"
+    if log.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise BadInput(f"SHOAL_LOG is {log!r}; allowed: DEBUG, INFO, WARNING, ERROR")
+    try:
+        timeout_s = check_timeout(float(timeout)) if timeout else None
+    except ValueError:
+        raise BadInput(f"SHOAL_TIMEOUT_S is {timeout!r}; it must be a number of seconds above 0") from None
+    return Environment(
+        address=source.get("SHOAL_ADDRESS") or None,
+        token=source.get("SHOAL_TOKEN") or None,
+        token_file=Path(token_file) if token_file else None,
+        timeout_s=timeout_s,
+        lane=check_lane(lane) if lane else None,
+        log=log.upper(),
+    )
+
+
+def check_token(token: str) -> str:
+    """`token` if it can be one: text that is not empty, without spaces around it."""
+    if not isinstance(token, str) or not token.strip() or len(token) > TOKEN_CHARS_MAX:
+        raise BadInput(f"a token is text of 1 to {TOKEN_CHARS_MAX} characters; make one with `shoal up`")
+    return token.strip()
+
+
+def read_token_file(path: Path) -> str:
+    """The token in the file `path`."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return check_token(file.read(TOKEN_CHARS_MAX + 1))
+    except UnicodeDecodeError:
+        raise BadInput(f"token file {path} is not text") from None
+    except OSError as error:
+        raise BadInput(f"cannot read the token file {path}: {error.strerror}") from None
+    except BadInput as error:
+        raise BadInput(f"token file {path}: {error}") from None

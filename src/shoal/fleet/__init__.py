@@ -1,0 +1,1 @@
+"""Processes: the coordinator, servers, and clusters of them on this machine."""

@@ -1,0 +1,289 @@
+"""The coordinator's decisions as a pure state machine: fed with messages and the time, it gives replies.
+
+It knows no sockets, no files and no clock. A driver hands in each request with the number of the
+connection it came by; what comes back are decisions, to be journaled, and replies, to be sent after that.
+Feeding the journaled decisions to a new instance (`restore`) gives the same state.
+
+What it decides:
+
+1. servers get an index for the life of the cluster; an identity that registers again gets the same one;
+2. when all expected servers are there, the shards are placed: contiguous parts, equal within one, term 1;
+3. clients get an id and an incarnation: a known name the same id and the next incarnation, no name a
+   fresh id. Before the placement exists they wait, up to their own deadline;
+4. tables and tensors, by `shoal.store.catalogue`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+
+from shoal.config import CoordinatorOptions
+from shoal.errors import BadInput, Refused, ShoalError, Timeout, code_of
+from shoal.fleet.decisions import ClientGranted, ClusterFormed, Decision, Placed, ServerPlaced, TableDefined
+from shoal.store import messages as m
+from shoal.store.catalogue import Catalogue
+
+__all__ = ["Coordinator", "Outcome", "place"]
+
+CLIENT_NAMES_MAX = 100_000
+CLIENT_NAME_CHARS_MAX = 255
+TABLES_PER_PAGE = 200
+TEXT_CHARS_MAX = 255
+
+
+def place(shards: int, servers: int) -> tuple[int, ...]:
+    """Shard -> index of its server: contiguous parts that differ by at most one shard.
+
+    >>> place(8, 3)
+    (0, 0, 0, 1, 1, 1, 2, 2)
+    """
+    return tuple(shard * servers // shards for shard in range(shards))
+
+
+@dataclass
+class Outcome:
+    """What a request led to: decisions to journal first, then replies by connection."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    replies: list[tuple[int, m.Reply]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    peer: int
+    name: str | None
+    since: float
+    until: float
+
+
+class Coordinator:
+    """The state of one cluster."""
+
+    def __init__(self, options: CoordinatorOptions, *, pid: int = 0) -> None:
+        self._options = options
+        self._pid = pid
+        self._formed = False
+        self._servers: dict[int, ServerPlaced] = {}
+        self._peer_of_server: dict[int, int] = {}
+        self._placement: Placed | None = None
+        self._clients: dict[str, ClientGranted] = {}
+        self._client_id_max = 0
+        self._catalogue = Catalogue()
+        self._waiting: list[_Waiting] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether every shard has a server, so that clients may join."""
+        return self._placement is not None
+
+    def form(self) -> Outcome:
+        """The first decision of a cluster's life; none if it was restored."""
+        outcome = Outcome()
+        if not self._formed:
+            formed = ClusterFormed(shards=self._options.shards, servers=self._options.servers)
+            self._decide(outcome, formed)
+        return outcome
+
+    def restore(self, decision: Decision) -> None:
+        """Take over one decision of an earlier life."""
+        if isinstance(decision, ClusterFormed):
+            here = (self._options.shards, self._options.servers)
+            if (decision.shards, decision.servers) != here:
+                raise BadInput(
+                    f"the journal is of a cluster with {decision.shards} shards and {decision.servers} "
+                    f"servers; this coordinator was started for {here[0]} shards and {here[1]} servers"
+                )
+        self._apply(decision)
+
+    def handle(self, peer: int, request: m.Request, now: float) -> Outcome:
+        """Decide on one request of the connection `peer`. A request that cannot be met gets a Failure."""
+        outcome = Outcome()
+        try:
+            self._handle(request, peer, now, outcome)
+        except ShoalError as error:
+            assert not outcome.decisions, "a refused request must change nothing"
+            outcome.replies.append((peer, m.Failure(code=code_of(error), message=str(error))))
+        return outcome
+
+    def closed(self, peer: int) -> None:
+        """A connection ended. Its server is shown as gone; nothing is decided by that."""
+        self._waiting = [waiting for waiting in self._waiting if waiting.peer != peer]
+        self._peer_of_server = {i: p for i, p in self._peer_of_server.items() if p != peer}
+        self._catalogue.opener_gone(peer)
+
+    def tick(self, now: float) -> Outcome:
+        """Answer those whose deadline passed while they waited for servers."""
+        outcome = Outcome()
+        for waiting in [waiting for waiting in self._waiting if waiting.until <= now]:
+            self._waiting.remove(waiting)
+            error = Timeout(
+                f"the cluster is not complete: servers {list(self._missing())} of {self._options.servers} "
+                f"have not registered; waited {now - waiting.since:.1f} s for them"
+            )
+            outcome.replies.append((waiting.peer, m.Failure(code=code_of(error), message=str(error))))
+        return outcome
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, if ever."""
+        return min((waiting.until for waiting in self._waiting), default=None)
+
+    # Requests, one method each.
+
+    @singledispatchmethod
+    def _handle(self, request: m.Request, peer: int, now: float, outcome: Outcome) -> None:
+        raise Refused(f"{type(request).__name__} is not a request")
+
+    @_handle.register
+    def _get_cluster(self, request: m.GetCluster, peer: int, now: float, outcome: Outcome) -> None:
+        info = m.ClusterInfo(shards=self._options.shards, servers=self._options.servers)
+        outcome.replies.append((peer, info))
+
+    @_handle.register
+    def _register_server(self, request: m.RegisterServer, peer: int, now: float, outcome: Outcome) -> None:
+        index = self._index_for(request)
+        server = ServerPlaced(
+            index=index,
+            identity=request.identity,
+            pid=request.pid,
+            host=request.host,
+            port=request.port,
+            unix_path=request.unix_path,
+        )
+        if self._servers.get(index) != server:
+            self._decide(outcome, server)
+        self._peer_of_server[index] = peer
+        outcome.replies.append((peer, m.ServerAdmitted(index=index)))
+        if self._placement is None and not self._missing():
+            shards = self._options.shards
+            owners = place(shards, self._options.servers)
+            self._decide(outcome, Placed(owners=owners, terms=(1,) * shards))
+            waiting, self._waiting = self._waiting, []
+            for client in waiting:
+                outcome.replies.append((client.peer, self._grant(client.name, outcome)))
+
+    @_handle.register
+    def _join(self, request: m.JoinCluster, peer: int, now: float, outcome: Outcome) -> None:
+        name = request.name
+        if name is not None and not 0 < len(name) <= CLIENT_NAME_CHARS_MAX:
+            raise BadInput(f"a client's name has 1 to {CLIENT_NAME_CHARS_MAX} characters")
+        if name is not None and name not in self._clients and len(self._clients) >= CLIENT_NAMES_MAX:
+            raise Refused(f"there are {CLIENT_NAMES_MAX} named clients already; join without a name")
+        if self._placement is not None:
+            outcome.replies.append((peer, self._grant(name, outcome)))
+            return
+        until = now + max(0.0, request.wait_s)
+        self._waiting.append(_Waiting(peer=peer, name=name, since=now, until=until))
+
+    @_handle.register
+    def _open_table(self, request: m.OpenTable, peer: int, now: float, outcome: Outcome) -> None:
+        opened = self._catalogue.open(request.request, peer)
+        if opened.changed:
+            outcome.decisions.append(TableDefined(entry=opened.entry))
+        outcome.replies.append((peer, m.TableOpened(opened=opened)))
+
+    @_handle.register
+    def _tensor_written(self, request: m.TensorWritten, peer: int, now: float, outcome: Outcome) -> None:
+        entry = self._catalogue.written(request.name)
+        if entry is not None:
+            outcome.decisions.append(TableDefined(entry=entry))
+        outcome.replies.append((peer, m.Done()))
+
+    @_handle.register
+    def _list_tables(self, request: m.ListTables, peer: int, now: float, outcome: Outcome) -> None:
+        entries = sorted(self._catalogue, key=lambda entry: entry.id)
+        later = [entry for entry in entries if entry.id > request.after]
+        page = m.TablePage(entries=tuple(later[:TABLES_PER_PAGE]), more=len(later) > TABLES_PER_PAGE)
+        outcome.replies.append((peer, page))
+
+    @_handle.register
+    def _get_status(self, request: m.GetStatus, peer: int, now: float, outcome: Outcome) -> None:
+        status = m.StatusInfo(
+            pid=self._pid,
+            shards=self._options.shards,
+            servers=self._server_infos(),
+            waiting_for=self._missing(),
+            tables=len(self._catalogue),
+            clients=self._client_id_max,
+        )
+        outcome.replies.append((peer, status))
+
+    # Decisions.
+
+    def _decide(self, outcome: Outcome, decision: Decision) -> None:
+        self._apply(decision)
+        outcome.decisions.append(decision)
+
+    def _apply(self, decision: Decision) -> None:
+        match decision:
+            case ClusterFormed():
+                self._formed = True
+            case ServerPlaced():
+                self._servers[decision.index] = decision
+            case Placed():
+                assert len(decision.owners) == len(decision.terms) == self._options.shards
+                self._placement = decision
+            case ClientGranted():
+                self._client_id_max = max(self._client_id_max, decision.client_id)
+                if decision.name is not None:
+                    self._clients[decision.name] = decision
+            case TableDefined():
+                self._catalogue.restore(decision.entry)
+
+    def _index_for(self, request: m.RegisterServer) -> int:
+        """The server's place, or a refusal that says why there is none."""
+        if request.shards != self._options.shards:
+            raise Refused(f"this cluster has {self._options.shards} shards, the server {request.shards}")
+        texts = (request.identity, request.host, request.unix_path)
+        if any(len(text) > TEXT_CHARS_MAX for text in texts) or not 0 < request.port < 65536:
+            raise BadInput("a server registers with a port above 0, and texts of up to 255 characters")
+        for server in self._servers.values():
+            if server.identity == request.identity:
+                return server.index
+        free = self._missing()
+        if request.index is None and free:
+            return free[0]
+        if request.index is not None and request.index in free:
+            return request.index
+        if request.index in self._servers:
+            other = self._servers[request.index]
+            raise Refused(
+                f"index {request.index} belongs to the server of pid {other.pid} at "
+                f"{other.host}:{other.port}; its rows cannot be taken over in this release"
+            )
+        raise Refused(
+            f"all {self._options.servers} servers of this cluster have registered; "
+            f"more cannot join a running cluster in this release"
+        )
+
+    def _grant(self, name: str | None, outcome: Outcome) -> m.ClientGrant:
+        assert self._placement is not None
+        known = None if name is None else self._clients.get(name)
+        if known is None:
+            granted = ClientGranted(name=name, client_id=self._client_id_max + 1, incarnation=1)
+        else:
+            granted = ClientGranted(name=name, client_id=known.client_id, incarnation=known.incarnation + 1)
+        self._decide(outcome, granted)
+        return m.ClientGrant(
+            client_id=granted.client_id,
+            incarnation=granted.incarnation,
+            servers=self._server_infos(),
+            placement=self._placement.owners,
+            terms=self._placement.terms,
+        )
+
+    def _missing(self) -> tuple[int, ...]:
+        return tuple(index for index in range(self._options.servers) if index not in self._servers)
+
+    def _server_infos(self) -> tuple[m.ServerInfo, ...]:
+        return tuple(
+            m.ServerInfo(
+                index=server.index,
+                pid=server.pid,
+                host=server.host,
+                port=server.port,
+                unix_path=server.unix_path,
+                state="up" if server.index in self._peer_of_server else "gone",
+            )
+            for _, server in sorted(self._servers.items())
+        )

@@ -1,0 +1,105 @@
+"""What the coordinator decides, as values that are journaled and read back.
+
+Each decision has a `key`; a later one of the same key replaces it, so a journal is as large as the state
+that it describes, however often clients come and go.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from shoal.store.catalogue import TableEntry, decode_setting
+
+__all__ = [
+    "ClientGranted",
+    "ClusterFormed",
+    "Decision",
+    "Placed",
+    "ServerPlaced",
+    "TableDefined",
+    "decode",
+    "encode",
+]
+
+
+class _Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    @property
+    def key(self) -> str:
+        raise NotImplementedError
+
+
+class ClusterFormed(_Decision, frozen=True, kw_only=True, tag="formed"):
+    """What the cluster is."""
+
+    shards: int
+    servers: int
+
+    @property
+    def key(self) -> str:
+        return "cluster"
+
+
+class ServerPlaced(_Decision, frozen=True, kw_only=True, tag="server"):
+    """A server has an index for the life of the cluster."""
+
+    index: int
+    identity: str
+    pid: int
+    host: str
+    port: int
+    unix_path: str
+
+    @property
+    def key(self) -> str:
+        return f"server/{self.index}"
+
+
+class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
+    """Shard -> index of its server, and shard -> term, which only grows."""
+
+    owners: tuple[int, ...]
+    terms: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        return "placement"
+
+
+class ClientGranted(_Decision, frozen=True, kw_only=True, tag="client"):
+    """A client has this id and incarnation. Of those without a name only the highest id matters."""
+
+    name: str | None
+    client_id: int
+    incarnation: int
+
+    @property
+    def key(self) -> str:
+        return "client" if self.name is None else f"client/{self.name}"
+
+
+class TableDefined(_Decision, frozen=True, kw_only=True, tag="table"):
+    """A table or tensor is as the entry says."""
+
+    entry: TableEntry
+
+    @property
+    def key(self) -> str:
+        return f"table/{self.entry.name}"
+
+
+Decision: TypeAlias = ClusterFormed | ServerPlaced | Placed | ClientGranted | TableDefined
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Decision] = msgspec.msgpack.Decoder(Decision, dec_hook=decode_setting)
+
+
+def encode(decision: Decision) -> bytes:
+    """The bytes that the journal keeps."""
+    return _ENCODER.encode(decision)
+
+
+def decode(body: bytes) -> Decision:
+    """The decision in those bytes; raises msgspec.MsgspecError for anything else."""
+    return _DECODER.decode(body)

@@ -1,0 +1,177 @@
+"""A server as a process: the C++ server, registered at a coordinator.
+
+    python -m shoal.fleet.server_process --join shoal://127.0.0.1:7700 --token-file token
+
+All serving is C++ threads; this file starts them, registers, and waits for a reason to end: SIGTERM,
+SIGINT, or the end of stdin where a parent asked for that. When the coordinator goes away the server goes
+on serving and registers again when it is back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import select
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from types import FrameType
+
+from shoal import _core
+from shoal.config import ServerOptions, read_environment
+from shoal.errors import BadInput, Refused, ShoalError, Timeout, Unavailable, from_core
+from shoal.fleet.token import check_bind, reachable_host
+from shoal.store.control import Address, ControlClient
+from shoal.store.messages import ClusterInfo, GetCluster, RegisterServer, ServerAdmitted
+
+__all__ = ["main", "run_server"]
+
+_log = logging.getLogger("shoal.server")
+_JOIN_S = 30.0
+_REJOIN_S = 1.0
+_REJOIN_EVERY_MS = 250
+# A path of a unix socket has room for 107 bytes.
+_UNIX_PATH_BYTES_MAX = 100
+
+
+def run_server(
+    join: Address,
+    token: str,
+    options: ServerOptions,
+    *,
+    index: int | None = None,
+    advertise: str | None = None,
+    unix_directory: Path | None = None,
+    watch_stdin: bool = False,
+) -> None:
+    """Serve until a signal (SystemExit) or, where asked for, until stdin ends."""
+    check_bind(options.host, token)
+    directory = Path(tempfile.mkdtemp(prefix="shoal-server-"))  # mode 0700
+    unix_path = _unix_path(unix_directory or directory, directory)
+    server = None
+    try:
+        with closing(ControlClient(join, token)) as control:
+            cluster = control.ask(GetCluster(), ClusterInfo, _JOIN_S)
+            server = _start(options, token, cluster.shards, unix_path)
+            registration = RegisterServer(
+                identity=secrets.token_hex(16),
+                pid=os.getpid(),
+                host=advertise or reachable_host(options.host),
+                port=server.port,
+                unix_path=unix_path,
+                shards=cluster.shards,
+                index=index,
+            )
+            admitted = control.ask(registration, ServerAdmitted, _JOIN_S)
+            _log.info("server %d listens on %s:%d", admitted.index, options.host, server.port)
+            _wait(control, registration, watch_stdin)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        if server is not None:
+            server.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _start(options: ServerOptions, token: str, shards: int, unix_path: str) -> _core.Server:
+    try:
+        return _core.Server(
+            host=options.host,
+            port=options.port,
+            unix_path=unix_path,
+            token=token.encode(),
+            shards=shards,
+            threads=options.threads,
+            frame_bytes_max=options.frame_bytes_max,
+        )
+    except _core.CoreError as error:
+        raise from_core(error, f"cannot start a server on {options.host}:{options.port}") from None
+
+
+def _unix_path(preferred: Path, private: Path) -> str:
+    """Where to put the unix socket: in `preferred` if the name is not too long, else in `private`."""
+    for directory in (preferred.absolute(), private):
+        path = str(directory / f"{os.getpid()}.sock")
+        if len(os.fsencode(path)) <= _UNIX_PATH_BYTES_MAX:
+            return path
+    return ""
+
+
+def _wait(control: ControlClient, registration: RegisterServer, watch_stdin: bool) -> None:
+    """Return when stdin ends; keep the registration alive meanwhile."""
+    stdin = sys.stdin.fileno() if watch_stdin else -1
+    complained = False
+    while True:
+        connection = control.fileno()
+        poller = select.poll()
+        for descriptor in {stdin, connection} - {-1}:
+            poller.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poller.poll(_REJOIN_EVERY_MS if connection == -1 else None)}
+        if stdin in ready:
+            return
+        # The coordinator says nothing unasked: readable means that it is gone.
+        control.drop()
+        try:
+            control.ask(registration, ServerAdmitted, _REJOIN_S, patience_s=0.0)
+            _log.info("registered again at %s", control.address)
+            complained = False
+        except (Unavailable, Timeout, Refused, BadInput) as error:
+            if not complained:
+                _log.warning("the coordinator is gone, serving goes on: %s", error)
+            complained = True
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="shoal.fleet.server_process")
+    parser.add_argument("--join", required=True, help="the coordinator: shoal://host:port")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    parser.add_argument("--advertise", help="the name by which others reach this host")
+    parser.add_argument("--index", type=int, help="place in the cluster; default: the first free one")
+    parser.add_argument("--threads", type=int, default=0, help="0: by the number of cores")
+    parser.add_argument("--unix-directory", type=Path, help="where to put the unix socket")
+    parser.add_argument("--token-file", type=Path, help="default: SHOAL_TOKEN, SHOAL_TOKEN_FILE")
+    parser.add_argument("--watch-stdin", action="store_true", help="end when stdin is closed")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a server until SIGTERM or SIGINT; 1 if it could not start."""
+    parsed = _parse(arguments)
+    environment = read_environment()
+    logging.basicConfig(level=environment.log, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    try:
+        if parsed.token_file is not None:
+            environment = read_environment({"SHOAL_TOKEN_FILE": str(parsed.token_file)})
+        token = environment.find_token()
+        if token is None:
+            raise Refused("a server needs a token: --token-file, SHOAL_TOKEN or SHOAL_TOKEN_FILE")
+        run_server(
+            Address.parse(parsed.join),
+            token,
+            ServerOptions(host=parsed.host, port=parsed.port, threads=parsed.threads),
+            index=parsed.index,
+            advertise=parsed.advertise,
+            unix_directory=parsed.unix_directory,
+            watch_stdin=parsed.watch_stdin,
+        )
+    except ShoalError as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

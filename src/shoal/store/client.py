@@ -1,0 +1,290 @@
+"""Clients: one process's door to a store.
+
+A client opens tables and tensors. It belongs to the process that made it; threads share it freely. The
+catalogue behind it (`Directory`) lies in the client for an embedded store and at the coordinator
+otherwise; the code here does not tell them apart.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from types import TracebackType
+from typing import Any, NoReturn, get_args
+
+import numpy as np
+
+from shoal import _core
+from shoal.config import ClientOptions, check_timeout
+from shoal.errors import BadInput, Closed, ShoalError, Timeout, WrongProcess, from_core
+from shoal.init import Initializer
+from shoal.optim import Optimizer
+from shoal.placement import Range
+from shoal.store.arrays import as_floats, is_torch
+from shoal.store.catalogue import Directory, Opened, TableEntry, TableRequest, describe
+from shoal.store.table import Table
+from shoal.store.tensor import Tensor
+from shoal.types import ArrayLike, Codec
+
+__all__ = ["Client", "Session"]
+
+_CODECS: tuple[str, ...] = get_args(Codec)
+_POLL_FIRST_S = 0.002
+_POLL_MAX_S = 0.05
+
+
+class Session:
+    """What a client and its tables share: the core's client, the deadline, and whose it is."""
+
+    def __init__(self, core: _core.Client, address: str, options: ClientOptions) -> None:
+        self.core = core
+        self.address = address
+        self.pid = os.getpid()
+        self.closed = False
+        self._timeout_s = options.timeout_s
+
+    def check(self) -> None:
+        """Raise unless this process may use the client, and it is open."""
+        if os.getpid() != self.pid:
+            raise WrongProcess(
+                f"this client of {self.address} belongs to process {self.pid}, and this is process "
+                f"{os.getpid()}, forked from it. Call shoal.connect() in the new process"
+            )
+        if self.closed:
+            raise Closed(f"this client of {self.address} was closed; call shoal.connect() again")
+
+    def deadline(self, timeout: float | None) -> float:
+        """Seconds that a call may take. Every call begins here."""
+        self.check()
+        return self._timeout_s if timeout is None else check_timeout(timeout)
+
+    def table_stats(self, entry: TableEntry, timeout_s: float) -> dict[str, int]:
+        """The core's figures of one table."""
+        try:
+            return dict(self.core.table_stats(entry.id, timeout_s))
+        except _core.CoreError as error:
+            raise from_core(error, entry.what) from None
+
+
+class Client:
+    """A connection to a store; made by `shoal.connect` or `LocalCluster.connect`.
+
+    Safe from many threads. Use it as a context manager, or call `close`. It cannot be pickled, and in a
+    forked child every call raises `shoal.errors.WrongProcess`.
+
+    >>> import shoal
+    >>> with shoal.connect("memory://") as client:
+    ...     items = client.table("items", dim=4, optimizer=shoal.optim.Adagrad(lr=0.05))
+    ...     items.pull([1, 2]).shape
+    (2, 4)
+    """
+
+    def __init__(self, session: Session, directory: Directory, name: str | None = None) -> None:
+        self._session = session
+        self._directory = directory
+        self._name = name
+        self._tensor_lock = threading.Lock()
+        self._opened: set[str] = set()
+
+    @property
+    def address(self) -> str:
+        """What it is connected to."""
+        return self._session.address
+
+    @property
+    def name(self) -> str | None:
+        """The name under which it joined, if any."""
+        return self._name
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._session.closed
+
+    def table(
+        self,
+        name: str,
+        *,
+        dim: int | None = None,
+        optimizer: Optimizer | None = None,
+        init: Initializer | None = None,
+        seed: int | None = None,
+        wire: Codec = "fp32",
+        placement: Range | None = None,
+    ) -> Table:
+        """Create or open the table `name`.
+
+        To create one, `dim` and `optimizer` are needed; `init` is Zeros, `seed` 0 and keys are hashed
+        unless said otherwise. If it exists, what is given must agree with it (Mismatch shows both sides)
+        and what is not given is taken as it is; only hyper-parameters, such as lr, are updated. `wire`
+        is this handle's own: fp32, fp16, bf16 or int8 values on the way.
+
+        >>> import shoal
+        >>> client = shoal.connect("memory://")
+        >>> client.table("items", dim=4, optimizer=shoal.optim.SGD(lr=0.1), seed=7).dim
+        4
+        >>> client.table("items").seed
+        7
+        """
+        request = TableRequest(
+            name=_check("name", name, str),
+            dim=_check("dim", dim, int | np.integer, int),
+            optimizer=_check("optimizer", optimizer, Optimizer),
+            init=_check("init", init, Initializer),
+            seed=_check("seed", seed, int | np.integer, int),
+            placement=_check("placement", placement, Range),
+        )
+        codec = _check_codec(wire)
+        seconds = self._session.deadline(None)
+        return Table(self._session, self._open(request, seconds).entry, codec)
+
+    def tensor(
+        self,
+        name: str,
+        value: ArrayLike = None,
+        *,
+        optimizer: Optimizer | None = None,
+        wire: Codec = "fp32",
+    ) -> Tensor:
+        """Create or open the dense tensor `name`.
+
+        The first client that brings a `value` (float32, any shape) sets it; those that come later get
+        what is there, and their value must only agree in shape. Without `value` it is opened.
+
+        >>> import numpy as np, shoal
+        >>> client = shoal.connect("memory://")
+        >>> w = client.tensor("w", np.ones(3, np.float32), optimizer=shoal.optim.SGD(lr=0.1))
+        >>> client.tensor("w").pull().tolist()
+        [1.0, 1.0, 1.0]
+        """
+        where = describe(_check("name", name, str), dense=True)
+        codec = _check_codec(wire)
+        seconds = self._session.deadline(None)
+        array = None
+        if value is not None:
+            shape = getattr(value, "shape", None)
+            array = as_floats(value, np.shape(value) if shape is None else tuple(shape), "value", where)
+        request = TableRequest(
+            name=name,
+            dense=True,
+            shape=None if array is None else array.shape,
+            optimizer=_check("optimizer", optimizer, Optimizer),
+            brings_value=array is not None,
+        )
+        # One at a time: the coordinator tells clients apart, and this client's threads must not write two
+        # first values at once.
+        if not self._tensor_lock.acquire(timeout=seconds):
+            raise Timeout(
+                f"{where}: another thread of this client has been opening a tensor for {seconds:g} s"
+            )
+        try:
+            opened = self._open_written(request, seconds)
+            if array is not None and opened.write != "none":
+                self._write(opened, array.reshape(-1), seconds)
+        finally:
+            self._tensor_lock.release()
+        return Tensor(self._session, opened.entry, codec, is_torch(value))
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of this client: lane of each server, requests, bytes, reconnects, retries."""
+        self._session.check()
+        return dict(self._session.core.counters())
+
+    def close(self) -> None:
+        """Close the connections. What was not waited for may or may not take effect. Twice is harmless."""
+        session = self._session
+        if session.closed or os.getpid() != session.pid:
+            return
+        session.closed = True
+        self._directory.close()
+        session.core.close()
+
+    def _open(self, request: TableRequest, seconds: float) -> Opened:
+        opened = self._directory.open(request, seconds)
+        self._opened.add(request.name)
+        try:
+            self._session.core.declare(_core_spec(opened.entry), seconds)
+        except _core.CoreError as error:
+            raise from_core(error, opened.entry.what) from None
+        return opened
+
+    def _open_written(self, request: TableRequest, seconds: float) -> Opened:
+        """Open a tensor that has its first value, or that this client is to write."""
+        end = time.monotonic() + seconds
+        pause_s = _POLL_FIRST_S
+        while True:
+            opened = self._open(request, seconds)
+            if opened.write != "wait":
+                return opened
+            if time.monotonic() + pause_s > end:
+                raise Timeout(
+                    f"{opened.entry.what}: the client that created it wrote no value in {seconds:g} s"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _POLL_MAX_S)
+
+    def _write(self, opened: Opened, flat: Any, seconds: float) -> None:
+        """Write a tensor's first value; over what another opener left half written, where it died."""
+        core, entry = self._session.core, opened.entry
+        begin = core.init_tensor if opened.write == "first" else core.assign_tensor
+        try:
+            begin(entry.id, flat, timeout_s=seconds).wait(seconds)
+        except _core.CoreError as error:
+            raise from_core(error, entry.what) from None
+        self._directory.written(entry.name, seconds)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        try:
+            self._session.check()
+            state = f"open, tables={len(self._opened)}"
+        except ShoalError as error:
+            state = type(error).__name__
+        named = f" as {self._name!r}" if self._name else ""
+        return f"<Client of {self.address}{named}: {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a Client cannot be pickled or copied: it belongs to process {self._session.pid}. Call "
+            f"shoal.connect({self.address!r}) in the other process"
+        )
+
+
+def _check(name: str, value: Any, kind: Any, make: Any = None) -> Any:
+    """`value` if it is None or of that kind, which a bool never is."""
+    if value is None and name != "name":
+        return None
+    if isinstance(value, bool) or not isinstance(value, kind):
+        expected = getattr(kind, "__name__", "int")
+        hint = f", such as an object of shoal.{name[:5]}" if name in ("optimizer", "init") else ""
+        raise BadInput(f"{name} is {value!r}; allowed: {expected}{hint}")
+    return value if make is None else make(value)
+
+
+def _check_codec(wire: Codec) -> Codec:
+    if wire not in _CODECS:
+        raise BadInput(f"wire is {wire!r}; allowed: {', '.join(_CODECS)}")
+    return wire
+
+
+def _core_spec(entry: TableEntry) -> _core.TableSpec:
+    spec = _core.TableSpec()
+    spec.id = entry.id
+    spec.name = entry.name
+    spec.generation = entry.generation
+    spec.dim = entry.dim
+    spec.dense = entry.shape is not None
+    spec.optimizer = entry.optimizer.to_core()
+    spec.init = entry.init.to_core()
+    spec.seed = entry.seed
+    if entry.placement is not None:
+        spec.range_low, spec.range_high = entry.placement.low, entry.placement.high
+    return spec

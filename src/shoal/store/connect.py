@@ -1,0 +1,158 @@
+"""`shoal.connect`: from an address to a client."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shoal import _core
+from shoal.config import ClientOptions, Environment, check_lane, check_timeout, read_environment
+from shoal.errors import BadInput, from_core
+from shoal.store.catalogue import Catalogue, Directory, Opened, TableRequest
+from shoal.store.client import Client, Session
+from shoal.store.control import Address, ControlClient
+from shoal.store.messages import ClientGrant, Done, JoinCluster, OpenTable, TableOpened, TensorWritten
+
+__all__ = ["connect"]
+
+_MEMORY = "memory://"
+# A coordinator that refuses connections may be starting; a wrong address should not cost the whole deadline.
+_REFUSED_PATIENCE_S = 3.0
+_NAME_CHARS_MAX = 255
+
+
+class _LocalDirectory:
+    """The catalogue of an embedded store."""
+
+    def __init__(self) -> None:
+        self._catalogue = Catalogue()
+        self._lock = threading.Lock()
+
+    def open(self, request: TableRequest, timeout_s: float) -> Opened:
+        with self._lock:
+            return self._catalogue.open(request)
+
+    def written(self, name: str, timeout_s: float) -> None:
+        with self._lock:
+            self._catalogue.written(name)
+
+    def close(self) -> None:
+        pass
+
+
+class _RemoteDirectory:
+    """The catalogue at the coordinator."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self._control = control
+
+    def open(self, request: TableRequest, timeout_s: float) -> Opened:
+        return self._control.ask(OpenTable(request=request), TableOpened, timeout_s).opened
+
+    def written(self, name: str, timeout_s: float) -> None:
+        self._control.ask(TensorWritten(name=name), Done, timeout_s)
+
+    def close(self) -> None:
+        self._control.close()
+
+
+def connect(
+    address: str | None = None,
+    *,
+    token: str | None = None,
+    name: str | None = None,
+    lane: str | None = None,
+    timeout: float | None = None,
+    options: ClientOptions | None = None,
+) -> Client:
+    """A client of the store at `address`.
+
+    "memory://" is a store of its own inside this process, without sockets, gone with the client.
+    "shoal://host:port" is a coordinator, as `shoal up` prints it; then `token` proves that this process
+    may join (default: SHOAL_TOKEN, then the file SHOAL_TOKEN_FILE). Without `address`, SHOAL_ADDRESS.
+
+    A `name` that was used before takes over from the older client of that name, which is fenced.
+    `timeout` is the deadline of this and, by default, of every later call, in seconds; `lane` is auto,
+    shm, unix or tcp. Raises BadInput, Refused (token), Unavailable or Timeout, never hangs.
+
+    >>> import shoal
+    >>> client = shoal.connect("memory://")
+    >>> client
+    <Client of memory://: open, tables=0>
+    >>> client.close()
+    """
+    environment = read_environment()
+    address = environment.address if address is None else address
+    chosen = _options(environment, options, lane, timeout)
+    if not isinstance(address, str) or not (address == _MEMORY or address.startswith("shoal://")):
+        raise BadInput(
+            f"address is {address!r}; allowed: 'memory://' for a store in this process, or "
+            f"'shoal://host:port' for a coordinator (`shoal up` prints it)"
+        )
+    if name is not None and not (isinstance(name, str) and 0 < len(name) <= _NAME_CHARS_MAX):
+        raise BadInput(f"name is {name!r}; allowed: text of 1 to {_NAME_CHARS_MAX} characters")
+    if address == _MEMORY:
+        with _mapped(address):
+            core = _core.Client.embedded()
+        return Client(Session(core, address, chosen), _LocalDirectory(), name)
+    return _join(Address.parse(address), environment.find_token(token), name, chosen)
+
+
+def _options(
+    environment: Environment, options: ClientOptions | None, lane: str | None, timeout: float | None
+) -> ClientOptions:
+    """Default < environment < options < argument."""
+    base = options
+    if base is None:
+        base = ClientOptions()
+        base = ClientOptions(
+            timeout_s=environment.timeout_s or base.timeout_s, lane=environment.lane or base.lane
+        )
+    return ClientOptions(
+        timeout_s=base.timeout_s if timeout is None else check_timeout(timeout),
+        lane=base.lane if lane is None else check_lane(lane),
+        shm_bytes_max=base.shm_bytes_max,
+    )
+
+
+def _join(address: Address, token: str | None, name: str | None, options: ClientOptions) -> Client:
+    if token is None:
+        raise BadInput(
+            f"no token for {address}: pass token=, or set SHOAL_TOKEN, or SHOAL_TOKEN_FILE to the file "
+            f"that `shoal up` printed"
+        )
+    control = ControlClient(address, token)
+    try:
+        # The coordinator answers by its own deadline, a little earlier, and says whom it waits for.
+        request = JoinCluster(name=name, wait_s=0.9 * options.timeout_s)
+        grant = control.ask(request, ClientGrant, options.timeout_s, _REFUSED_PATIENCE_S)
+        with _mapped(str(address)):
+            core = _connect_core(grant, token, options)
+    except BaseException:
+        control.close()
+        raise
+    directory: Directory = _RemoteDirectory(control)
+    return Client(Session(core, str(address), options), directory, name)
+
+
+def _connect_core(grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:
+    return _core.Client.connect(
+        client_id=grant.client_id,
+        incarnation=grant.incarnation,
+        token=token.encode(),
+        servers=[_core.ServerAddress(s.index, s.host, s.port, s.unix_path) for s in grant.servers],
+        placement=list(grant.placement),
+        terms=list(grant.terms),
+        lane=options.lane,
+        timeout_s=options.timeout_s,
+        shm_bytes_max=options.shm_bytes_max,
+    )
+
+
+@contextmanager
+def _mapped(where: str) -> Iterator[None]:
+    try:
+        yield
+    except _core.CoreError as error:
+        raise from_core(error, where) from None

@@ -1,0 +1,226 @@
+"""The blocking control client: one connection to the coordinator, made when needed and made again.
+
+Every request of `messages` may be repeated without harm, so a broken connection is answered by a new one
+and the request sent again, until the deadline. Refusals are not repeated. Safe from many threads: one
+request at a time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shoal.errors import BadInput, Internal, Refused, Timeout, Unavailable, from_code
+from shoal.store.messages import (
+    FRAME_BYTES_MAX,
+    LENGTH_BYTES,
+    NONCE_BYTES,
+    VERSION,
+    Challenge,
+    Failure,
+    Hello,
+    Message,
+    Proof,
+    Reply,
+    Request,
+    Welcome,
+    decode,
+    encode,
+    prove,
+)
+
+__all__ = ["Address", "ControlClient", "keep_alive"]
+
+_RETRY_FIRST_S = 0.01
+_RETRY_MAX_S = 0.25
+
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a coordinator listens.
+
+    >>> Address.parse("shoal://127.0.0.1:7700")
+    Address(host='127.0.0.1', port=7700)
+    >>> str(Address("::1", 7700))
+    'shoal://[::1]:7700'
+    """
+
+    host: str
+    port: int
+
+    @staticmethod
+    def parse(text: str) -> Address:
+        """Read "shoal://host:port" or "host:port"; anything else is BadInput."""
+        host, colon, port = text.removeprefix("shoal://").rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            host = ""
+        digits = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+        if not colon or not digits or not host or any(c in host for c in "/@ []"):
+            raise BadInput(
+                f"address is {text!r}; allowed: 'shoal://host:port', as in 'shoal://127.0.0.1:7700'"
+            )
+        return Address(host, int(port))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"shoal://{host}:{self.port}"
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Notice within about 15 s that the other host is gone; send small messages at once."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+
+
+class ControlClient:
+    """Asks the coordinator at `address`. Nothing is opened before the first request."""
+
+    def __init__(self, address: Address, token: str) -> None:
+        self.address = address
+        self._token = token
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._closed = False
+
+    def ask(
+        self, request: Request, reply: type[ReplyT], timeout_s: float, patience_s: float | None = None
+    ) -> ReplyT:
+        """The answer to `request`, of type `reply`; a Failure raises its error.
+
+        A coordinator that refuses connections is tried again for `patience_s` (default: the deadline).
+        """
+        began = time.monotonic()
+        end = began + timeout_s
+        patience_end = end if patience_s is None else min(end, began + patience_s)
+        # The lock is held by requests that have a deadline themselves.
+        if not self._lock.acquire(timeout=timeout_s):
+            raise self._late(request, timeout_s)
+        try:
+            answer = self._ask(request, end, patience_end, timeout_s)
+        finally:
+            self._lock.release()
+        if isinstance(answer, Failure):
+            raise from_code(answer.code, answer.message)
+        if not isinstance(answer, reply):
+            raise Internal(f"{self.address} answered a {type(request).__name__} by {type(answer).__name__}")
+        return answer
+
+    def fileno(self) -> int:
+        """The descriptor of the connection, or -1: readable without a request means that it ended."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def drop(self) -> None:
+        """Close the connection; the next request makes another."""
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()
+
+    def close(self) -> None:
+        """Close for good."""
+        self._closed = True
+        self.drop()
+
+    def _ask(self, request: Request, end: float, patience_end: float, timeout_s: float) -> Message:
+        pause_s = _RETRY_FIRST_S
+        while True:
+            try:
+                if self._socket is None:
+                    self._socket = self._connect(end)
+                _send(self._socket, request, end)
+                return _receive(self._socket, end)
+            except TimeoutError:
+                self.drop()
+                raise self._late(request, timeout_s) from None
+            except (OSError, EOFError) as error:
+                self.drop()
+                if self._closed or time.monotonic() + pause_s >= patience_end:
+                    raise Unavailable(f"no coordinator answers at {self.address}: {_reason(error)}") from None
+            except BaseException:
+                # A half-read answer must not be taken for the next one's.
+                self.drop()
+                raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_MAX_S)
+
+    def _connect(self, end: float) -> socket.socket:
+        address = (self.address.host, self.address.port)
+        try:
+            sock = socket.create_connection(address, timeout=_left(end))
+        except socket.gaierror as error:
+            raise Unavailable(f"no host {self.address.host!r} ({self.address}): {error.strerror}") from None
+        try:
+            keep_alive(sock)
+            self._handshake(sock, end)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _handshake(self, sock: socket.socket, end: float) -> None:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        _send(sock, Hello(version=VERSION, nonce=nonce), end)
+        challenge = self._expect(_receive(sock, end), Challenge)
+        _send(sock, Proof(mac=prove(self._token, "client", nonce, challenge.nonce)), end)
+        welcome = self._expect(_receive(sock, end), Welcome)
+        if not hmac.compare_digest(welcome.mac, prove(self._token, "coordinator", nonce, challenge.nonce)):
+            raise Refused(f"{self.address} does not have this token: not the cluster that was meant")
+
+    def _expect(self, message: Message, kind: type[_HandshakeT]) -> _HandshakeT:
+        if isinstance(message, kind):
+            return message
+        if isinstance(message, Failure):
+            raise Refused(f"{self.address}: {message.message}")
+        raise Refused(f"{self.address} does not speak Shoal's control protocol")
+
+    def _late(self, request: Request, timeout_s: float) -> Timeout:
+        what = type(request).__name__
+        return Timeout(f"the coordinator at {self.address} did not answer {what} within {timeout_s:g} s")
+
+
+_HandshakeT = TypeVar("_HandshakeT", Challenge, Welcome)
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _left(end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _send(sock: socket.socket, message: Message, end: float) -> None:
+    sock.settimeout(_left(end))
+    sock.sendall(encode(message))
+
+
+def _receive(sock: socket.socket, end: float) -> Message:
+    length = int.from_bytes(_exactly(sock, LENGTH_BYTES, end), "little")
+    if length > FRAME_BYTES_MAX:
+        raise Refused(f"the answer is no control message: {length} bytes announced")
+    return decode(_exactly(sock, length, end))
+
+
+def _exactly(sock: socket.socket, count: int, end: float) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        sock.settimeout(_left(end))
+        part = sock.recv(count - len(data))
+        if not part:
+            raise EOFError("the connection was closed")
+        data += part
+    return bytes(data)

@@ -1,0 +1,239 @@
+"""Control messages: what clients, servers and the coordinator say to each other. Not on any step's path.
+
+A message is a tagged msgspec Struct in a frame: u32 length, little endian, then msgpack. Decoding builds
+these structs and nothing else; whatever does not fit is refused. The first four are the handshake, by
+which both ends prove that they have the token without sending it:
+
+    client                                   coordinator
+    Hello(version, nonce)          ->
+                                   <-        Challenge(nonce)
+    Proof(HMAC(token, client label + both nonces))  ->
+                                   <-        Welcome(HMAC(token, coordinator label + both nonces))
+
+After it each request gets one reply, in order. A `Failure` carries a code of `shoal.errors`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import TypeAlias
+
+import msgspec
+
+from shoal.errors import Refused
+from shoal.store.catalogue import Opened, TableEntry, TableRequest, decode_setting
+
+__all__ = [
+    "Challenge",
+    "ClientGrant",
+    "ClusterInfo",
+    "Done",
+    "Failure",
+    "GetCluster",
+    "GetStatus",
+    "Hello",
+    "JoinCluster",
+    "ListTables",
+    "Message",
+    "OpenTable",
+    "Proof",
+    "RegisterServer",
+    "Reply",
+    "Request",
+    "ServerAdmitted",
+    "ServerInfo",
+    "StatusInfo",
+    "TableOpened",
+    "TablePage",
+    "TensorWritten",
+    "Welcome",
+    "decode",
+    "encode",
+    "prove",
+]
+
+VERSION = 1
+NONCE_BYTES = 32
+FRAME_BYTES_MAX = 1 << 20
+HANDSHAKE_BYTES_MAX = 512
+LENGTH_BYTES = 4
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    pass
+
+
+class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+    """The first message on a connection."""
+
+    version: int
+    nonce: bytes
+
+
+class Challenge(_Message, frozen=True, kw_only=True, tag="challenge"):
+    """The coordinator's half of what must be signed."""
+
+    nonce: bytes
+
+
+class Proof(_Message, frozen=True, kw_only=True, tag="proof"):
+    """The client has the token."""
+
+    mac: bytes
+
+
+class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
+    """The coordinator has it, too; requests may begin."""
+
+    mac: bytes
+
+
+class GetCluster(_Message, frozen=True, kw_only=True, tag="get_cluster"):
+    """What a server must know before it starts."""
+
+
+class RegisterServer(_Message, frozen=True, kw_only=True, tag="register_server"):
+    """A server is up. `identity` is its own random name: registering again is harmless."""
+
+    identity: str
+    pid: int
+    host: str
+    port: int
+    unix_path: str
+    shards: int
+    index: int | None = None
+
+
+class JoinCluster(_Message, frozen=True, kw_only=True, tag="join"):
+    """A client wants an id. Waits up to `wait_s` for the servers to be there."""
+
+    name: str | None
+    wait_s: float
+
+
+class OpenTable(_Message, frozen=True, kw_only=True, tag="open"):
+    """Create or open a table or tensor."""
+
+    request: TableRequest
+
+
+class TensorWritten(_Message, frozen=True, kw_only=True, tag="written"):
+    """The first value of a tensor is in place."""
+
+    name: str
+
+
+class ListTables(_Message, frozen=True, kw_only=True, tag="list_tables"):
+    """The tables with an id above `after`, some at a time."""
+
+    after: int = 0
+
+
+class GetStatus(_Message, frozen=True, kw_only=True, tag="get_status"):
+    """Who is there."""
+
+
+class ClusterInfo(_Message, frozen=True, kw_only=True, tag="cluster"):
+    """What a cluster is."""
+
+    shards: int
+    servers: int
+
+
+class ServerAdmitted(_Message, frozen=True, kw_only=True, tag="admitted"):
+    """A server's place for the life of the cluster."""
+
+    index: int
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One server. `state`: up, or gone when its control connection is closed."""
+
+    index: int
+    pid: int
+    host: str
+    port: int
+    unix_path: str
+    state: str
+
+
+class ClientGrant(_Message, frozen=True, kw_only=True, tag="granted"):
+    """A client's identity, and where every shard is."""
+
+    client_id: int
+    incarnation: int
+    servers: tuple[ServerInfo, ...]
+    placement: tuple[int, ...]
+    terms: tuple[int, ...]
+
+
+class TableOpened(_Message, frozen=True, kw_only=True, tag="opened"):
+    """The table or tensor as it is now."""
+
+    opened: Opened
+
+
+class TablePage(_Message, frozen=True, kw_only=True, tag="tables"):
+    """Some tables; `more` says that asking on makes sense."""
+
+    entries: tuple[TableEntry, ...]
+    more: bool
+
+
+class StatusInfo(_Message, frozen=True, kw_only=True, tag="status"):
+    """Who is there. `waiting_for`: indexes of servers that have not registered yet."""
+
+    pid: int
+    shards: int
+    servers: tuple[ServerInfo, ...]
+    waiting_for: tuple[int, ...]
+    tables: int
+    clients: int
+
+
+class Done(_Message, frozen=True, kw_only=True, tag="done"):
+    """Nothing to add."""
+
+
+class Failure(_Message, frozen=True, kw_only=True, tag="failure"):
+    """The request was not carried out."""
+
+    code: int
+    message: str
+
+
+Request: TypeAlias = (
+    GetCluster | RegisterServer | JoinCluster | OpenTable | TensorWritten | ListTables | GetStatus
+)
+Reply: TypeAlias = (
+    ClusterInfo | ServerAdmitted | ClientGrant | TableOpened | TablePage | StatusInfo | Done | Failure
+)
+Message: TypeAlias = Hello | Challenge | Proof | Welcome | Request | Reply
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message, dec_hook=decode_setting)
+
+
+def encode(message: Message) -> bytes:
+    """The frame that carries `message`."""
+    body = _ENCODER.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise Refused(f"a {type(message).__name__} of {len(body)} bytes is above {FRAME_BYTES_MAX}")
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def decode(body: bytes) -> Message:
+    """The message in a frame's body; raises Refused for anything else."""
+    try:
+        return _DECODER.decode(body)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise Refused(f"not a control message: {error}") from None
+
+
+def prove(token: str, side: str, client_nonce: bytes, coordinator_nonce: bytes) -> bytes:
+    """The proof that `side` ("client" or "coordinator") has the token."""
+    if len(client_nonce) != NONCE_BYTES or len(coordinator_nonce) != NONCE_BYTES:
+        raise Refused(f"a nonce must be {NONCE_BYTES} bytes")
+    text = b"shoal control " + side.encode() + b"\0" + client_nonce + coordinator_nonce
+    return hmac.new(token.encode(), text, hashlib.sha256).digest()

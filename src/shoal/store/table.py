@@ -1,0 +1,257 @@
+"""Tables: rows of floats by 64-bit key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from shoal import _core
+from shoal.errors import BadInput, ShoalError, from_core
+from shoal.init import Initializer
+from shoal.optim import Optimizer
+from shoal.placement import Range
+from shoal.store.arrays import as_floats, as_keys, as_out, is_torch
+from shoal.store.catalogue import TableEntry
+from shoal.store.ticket import Ticket
+from shoal.types import ArrayLike, Codec, FloatRows, KeyArray
+
+if TYPE_CHECKING:
+    from shoal.store.client import Session
+
+__all__ = ["Table", "check_lr", "check_step"]
+
+_OWN_LR = math.nan
+_REPR_TIMEOUT_S = 1.0
+
+
+class Table:
+    """Rows of `dim` floats by 64-bit key, with their optimizer, held by the servers.
+
+    Made by `Client.table`. Keys are int64, int32 or uint64 (the same bits), of any shape: a NumPy array,
+    a torch tensor or a list. torch in gives torch out. Safe from many threads; the GIL is released while
+    a call waits. A push that has returned is applied exactly once, whatever was retried.
+
+    >>> import numpy as np, shoal
+    >>> client = shoal.connect("memory://")
+    >>> items = client.table("items", dim=2, optimizer=shoal.optim.SGD(lr=1.0))
+    >>> items.push([7, 7, 9], np.ones((3, 2), np.float32))
+    >>> items.pull([7, 8, 9])[:, 0].tolist()
+    [-2.0, 0.0, -1.0]
+    >>> len(items)
+    2
+    """
+
+    def __init__(self, session: Session, entry: TableEntry, codec: Codec) -> None:
+        self._session = session
+        self._entry = entry
+        self._id = entry.id
+        self._dim = entry.dim
+        self._codec = codec
+        self._where = entry.what
+
+    @property
+    def name(self) -> str:
+        """The name it was opened by."""
+        return self._entry.name
+
+    @property
+    def dim(self) -> int:
+        """Floats in a row."""
+        return self._dim
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, as of when this handle was opened."""
+        return self._entry.optimizer
+
+    @property
+    def init(self) -> Initializer:
+        """How rows begin."""
+        return self._entry.init
+
+    @property
+    def seed(self) -> int:
+        """The seed of the rows' first values."""
+        return self._entry.seed
+
+    @property
+    def placement(self) -> Range | None:
+        """The key range that is cut into shards, or None where keys are hashed."""
+        return self._entry.placement
+
+    @property
+    def wire(self) -> Codec:
+        """How values travel between this client and the servers."""
+        return self._codec
+
+    def pull(self, keys: ArrayLike, out: ArrayLike = None, timeout: float | None = None) -> Any:
+        """The rows of `keys`, of shape keys.shape + (dim,). An absent key reads as its first value.
+
+        A pull never stores anything. With `out` (float32, contiguous) the rows are written there and
+        `out` is returned.
+        """
+        return self.pull_async(keys, out, timeout).wait()
+
+    def pull_async(self, keys: ArrayLike, out: ArrayLike = None, timeout: float | None = None) -> Ticket:
+        """Begin a pull; the ticket's `wait` gives the rows. `out` must be left alone until then."""
+        session = self._session
+        seconds = session.deadline(timeout)
+        key_array = as_keys(keys, self._where)
+        shape = (*key_array.shape, self._dim)
+        memory = None if out is None else as_out(out, shape, self._where).reshape(-1, self._dim)
+        try:
+            ticket = session.core.pull(
+                self._id, key_array.reshape(-1), codec=self._codec, out=memory, timeout_s=seconds
+            )
+        except _core.CoreError as error:
+            raise from_core(error, self._where) from None
+        return Ticket(ticket, self._where, seconds, shape=shape, out=out, torch=is_torch(keys))
+
+    def push(
+        self,
+        keys: ArrayLike,
+        grads: ArrayLike,
+        lr: float | None = None,
+        step: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """Apply gradients by the table's optimizer; returns when that is done.
+
+        `grads` is float32 of shape keys.shape + (dim,). Gradients of the same key are summed first. Rows
+        are born here. `lr` replaces the optimizer's for this push; `step` is recorded with the rows.
+        A gradient that is not finite is refused as a whole: nothing is applied.
+        """
+        self.push_async(keys, grads, lr, step, timeout).wait()
+
+    def push_async(
+        self,
+        keys: ArrayLike,
+        grads: ArrayLike,
+        lr: float | None = None,
+        step: int = 0,
+        timeout: float | None = None,
+    ) -> Ticket:
+        """Begin a push. The arrays may be reused as soon as this returns."""
+        session = self._session
+        seconds = session.deadline(timeout)
+        key_array = as_keys(keys, self._where)
+        rows = as_floats(grads, (*key_array.shape, self._dim), "grads", self._where)
+        try:
+            ticket = session.core.push(
+                self._id,
+                key_array.reshape(-1),
+                rows.reshape(-1, self._dim),
+                lr=_OWN_LR if lr is None else check_lr(lr, self._where),
+                codec=self._codec,
+                step=check_step(step, self._where) if step else 0,
+                timeout_s=seconds,
+            )
+        except _core.CoreError as error:
+            raise from_core(error, self._where) from None
+        return Ticket(ticket, self._where, seconds)
+
+    def assign(self, keys: ArrayLike, values: ArrayLike, timeout: float | None = None) -> None:
+        """Set rows to `values`, float32 of shape keys.shape + (dim,). Of equal keys the last one stays."""
+        self.assign_async(keys, values, timeout).wait()
+
+    def assign_async(self, keys: ArrayLike, values: ArrayLike, timeout: float | None = None) -> Ticket:
+        """Begin an assign. The arrays may be reused as soon as this returns."""
+        session = self._session
+        seconds = session.deadline(timeout)
+        key_array = as_keys(keys, self._where)
+        rows = as_floats(values, (*key_array.shape, self._dim), "values", self._where)
+        try:
+            ticket = session.core.assign(
+                self._id, key_array.reshape(-1), rows.reshape(-1, self._dim), timeout_s=seconds
+            )
+        except _core.CoreError as error:
+            raise from_core(error, self._where) from None
+        return Ticket(ticket, self._where, seconds)
+
+    def __len__(self) -> int:
+        return self.stats()["rows"]
+
+    def __bool__(self) -> bool:
+        # A handle is a thing, also while its table has no rows; and truth must not ask the servers.
+        return True
+
+    def stats(self, timeout: float | None = None) -> dict[str, int]:
+        """Figures over all servers: rows, value_bytes, state_bytes, memory_bytes, pushes, pulls."""
+        return self._session.table_stats(self._entry, self._session.deadline(timeout))
+
+    def scan(
+        self, batch_rows: int = 65536, timeout: float | None = None
+    ) -> Iterator[tuple[KeyArray, FloatRows]]:
+        """All stored rows as (keys, values) batches of at most `batch_rows`, in no particular order.
+
+        Rows that are pushed meanwhile may be seen before or after the change. `timeout` is for each batch.
+        """
+        if isinstance(batch_rows, bool) or not isinstance(batch_rows, int) or batch_rows < 1:
+            raise BadInput(f"{self._where}: batch_rows is {batch_rows!r}; it must be at least 1")
+        return self._scan(batch_rows, self._session.deadline(timeout))
+
+    def _scan(self, batch_rows: int, seconds: float) -> Iterator[tuple[KeyArray, FloatRows]]:
+        parts: list[tuple[KeyArray, FloatRows]] = []
+        held = 0
+        for shard in range(self._session.core.shards):
+            cursor = 0
+            while cursor != -1:
+                keys, values, cursor = self._scan_part(shard, cursor, batch_rows - held, seconds)
+                if len(keys):
+                    parts.append((keys, values))
+                    held += len(keys)
+                if held >= batch_rows:
+                    yield _joined(parts)
+                    parts, held = [], 0
+        if parts:
+            yield _joined(parts)
+
+    def _scan_part(
+        self, shard: int, cursor: int, rows_max: int, seconds: float
+    ) -> tuple[KeyArray, FloatRows, int]:
+        self._session.check()
+        try:
+            return self._session.core.scan(self._id, shard, cursor, rows_max, seconds)
+        except _core.CoreError as error:
+            raise from_core(error, self._where) from None
+
+    def __repr__(self) -> str:
+        try:
+            rows = str(self.stats(_REPR_TIMEOUT_S)["rows"])
+        except ShoalError as error:
+            rows = f"? ({type(error).__name__})"
+        return f"<Table {self.name!r}: rows={rows}, dim={self._dim}, wire={self._codec}, {self.optimizer}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self._where} cannot be pickled or copied: it belongs to a client of process "
+            f"{self._session.pid}. Send its name, and open it from a client of the other process"
+        )
+
+
+def _joined(parts: list[tuple[KeyArray, FloatRows]]) -> tuple[KeyArray, FloatRows]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([keys for keys, _ in parts]), np.concatenate([values for _, values in parts])
+
+
+def check_lr(lr: float, where: str) -> float:
+    """`lr` if it can be a learning rate for one push: finite and at least 0."""
+    # NumPy scalars and one-element tensors are fine: schedulers produce them.
+    try:
+        number = float(lr)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(lr, bool) or not 0 <= number < math.inf:
+        raise BadInput(f"{where}: lr is {lr!r}; it must be a finite number, at least 0")
+    return number
+
+
+def check_step(step: int, where: str) -> int:
+    """`step` if it can be a training step: a whole number, at least 0."""
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 1 << 63:
+        raise BadInput(f"{where}: step is {step!r}; it must be a whole number, at least 0")
+    return int(step)
