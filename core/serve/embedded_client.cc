@@ -87,11 +87,14 @@ class EmbeddedClient : public StoreClient {
     return closed_ ? closed_status() : store_.declare(spec);
   }
 
-  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec, float* out,
+  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec, std::span<float> out,
                             Deadline) override {
     const auto spec = find(table, false);
     if (!spec.ok()) {
       return spec.status();
+    }
+    if (Status status = check_out("pull from " + title(**spec), out, keys.size() * (*spec)->dim); !status.ok()) {
+      return status;
     }
     const auto operation = make_rows("pull from", **spec, keys.size(), (*spec)->dim, out);
     const auto scratch = arena_->allocate(keys.size() * 12 + 64);
@@ -142,10 +145,13 @@ class EmbeddedClient : public StoreClient {
     return push_checked(operation, **spec, split, values, options);
   }
 
-  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec, float* out, Deadline) override {
+  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec, std::span<float> out, Deadline) override {
     const auto spec = find(tensor, true);
     if (!spec.ok()) {
       return spec.status();
+    }
+    if (Status status = check_out("pull of " + title(**spec), out, (*spec)->dim); !status.ok()) {
+      return status;
     }
     const auto operation = make_rows("pull of", **spec, 1, (*spec)->dim, out);
     if (operation == nullptr) {
@@ -230,13 +236,13 @@ class EmbeddedClient : public StoreClient {
     return spec;
   }
 
-  OperationPtr make_rows(const char* verb, const TableSpec& spec, size_t rows, size_t row_floats, float* out) {
+  OperationPtr make_rows(const char* verb, const TableSpec& spec, size_t rows, size_t row_floats, std::span<float> out) {
     auto operation = std::make_shared<ClientOperation>();
     operation->what = std::string(verb) + " " + title(spec);
     operation->rows = rows;
     operation->row_floats = row_floats;
-    operation->out = out;
-    if (out == nullptr) {
+    operation->out = out.data();
+    if (out.data() == nullptr) {
       operation->block = arena_->allocate(std::max<size_t>(64, 4 * rows * row_floats));
       if (operation->block == nullptr) {
         return nullptr;

@@ -29,11 +29,11 @@ class RemoteClient : public StoreClient {
   Status connect(Deadline deadline);
 
   Status declare(const TableSpec& spec, Deadline deadline) override;
-  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, float* out,
+  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, std::span<float> out,
                             Deadline deadline) override;
   Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
                             const PushOptions& options, Deadline deadline) override;
-  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, float* out, Deadline deadline) override;
+  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, std::span<float> out, Deadline deadline) override;
   Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values,
                                    const PushOptions& options, Deadline deadline) override;
   Result<TableFigures> figures(uint32_t table, Deadline deadline) override;
@@ -84,7 +84,7 @@ class RemoteClient : public StoreClient {
   Result<std::shared_ptr<const TableSpec>> find(uint32_t table, bool dense);
   std::shared_ptr<Block> allocate(size_t bytes, bool shared);
   bool any_shm() const;
-  Status prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, float* out);
+  Status prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, std::span<float> out);
   Result<OperationPtr> send_pull(const std::shared_ptr<const TableSpec>& spec, std::span<const int64_t> keys,
                                  const OperationPtr& operation, Codec codec, Deadline deadline);
   std::shared_ptr<Request> pull_into_segment(const TableSpec& spec, const SplitKeys& split,

@@ -223,11 +223,14 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
 
 // ---- pulls
 
-Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, float* out) {
+Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, std::span<float> out) {
+  if (Status status = check_out(operation.what, out, rows * row_floats); !status.ok()) {
+    return status;
+  }
   operation.rows = rows;
   operation.row_floats = row_floats;
-  operation.out = out;
-  if (out == nullptr) {
+  operation.out = out.data();
+  if (out.data() == nullptr) {
     operation.block = allocate(4 * rows * row_floats, any_shm());
     if (operation.block == nullptr) {
       return {Code::internal, "out of memory for the " + std::to_string(rows) + " rows of a pull"};
@@ -346,7 +349,7 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<
 }
 
 Result<StoreClient::OperationPtr> RemoteClient::pull(uint32_t table, std::span<const int64_t> keys,
-                                                     Codec codec, float* out, Deadline deadline) {
+                                                     Codec codec, std::span<float> out, Deadline deadline) {
   const auto spec = find(table, false);
   if (!spec.ok()) {
     return spec.status();
@@ -365,7 +368,7 @@ Result<StoreClient::OperationPtr> RemoteClient::pull(uint32_t table, std::span<c
   return send_pull(*spec, keys, operation, codec, deadline);
 }
 
-Result<StoreClient::OperationPtr> RemoteClient::pull_tensor(uint32_t tensor, Codec codec, float* out,
+Result<StoreClient::OperationPtr> RemoteClient::pull_tensor(uint32_t tensor, Codec codec, std::span<float> out,
                                                             Deadline deadline) {
   const auto spec = find(tensor, true);
   if (!spec.ok()) {

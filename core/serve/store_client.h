@@ -53,13 +53,13 @@ class StoreClient {
 
   virtual Status declare(const TableSpec& spec, Deadline deadline) = 0;
 
-  // Rows of `keys`, in their order. `out` null: into memory of the operation's own.
-  virtual Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, float* out,
+  // Rows of `keys`, in their order. `out` without data: into memory of the operation's own.
+  virtual Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, std::span<float> out,
                                     Deadline deadline) = 0;
   // `values` holds keys.size() rows. Refused wholly, before anything is sent, when a value is not finite.
   virtual Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
                                     const PushOptions& options, Deadline deadline) = 0;
-  virtual Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, float* out, Deadline deadline) = 0;
+  virtual Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, std::span<float> out, Deadline deadline) = 0;
   virtual Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values,
                                            const PushOptions& options, Deadline deadline) = 0;
 
@@ -91,6 +91,9 @@ struct RemoteOptions {
 std::unique_ptr<StoreClient> make_embedded_client(uint32_t shards, size_t threads);
 // Connects to every server; an error names the one that did not answer by the deadline.
 Result<std::unique_ptr<StoreClient>> connect_remote(RemoteOptions options, Deadline deadline);
+
+// Shared by both: whether the caller's memory has just the size that the rows need.
+Status check_out(const std::string& what, std::span<float> out, size_t floats);
 
 // Shared by both: nothing may be pushed that is not finite, also after its encoding and after the sum
 // of its duplicates.

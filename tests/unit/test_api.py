@@ -125,7 +125,9 @@ def test_scan_gives_every_row_once(table: shoal.Table, batch_rows: int) -> None:
     table.assign(keys, np.stack([keys, keys], 1).astype(np.float32))
     batches = list(table.scan(batch_rows))
     assert all(0 < len(keys) <= batch_rows for keys, _ in batches)
-    found = {int(key): value.tolist() for some, values in batches for key, value in zip(some, values, strict=True)}
+    found = {
+        int(key): value.tolist() for some, values in batches for key, value in zip(some, values, strict=True)
+    }
     assert found == {int(key): [key, key] for key in keys}
 
 
@@ -151,7 +153,9 @@ def test_reprs_show_live_state(client: shoal.Client, table: shoal.Table) -> None
 
 
 def test_opening_by_name_alone_takes_what_exists(client: shoal.Client) -> None:
-    made = client.table("t", dim=3, optimizer=SGD, init=shoal.init.Constant(2), seed=9, placement=shoal.Range(0, 9))
+    made = client.table(
+        "t", dim=3, optimizer=SGD, init=shoal.init.Constant(2), seed=9, placement=shoal.Range(0, 9)
+    )
     found = client.table("t")
     assert (found.name, found.dim, found.optimizer, found.init) == ("t", 3, SGD, shoal.init.Constant(2))
     assert (found.seed, found.placement, found.wire) == (9, shoal.Range(0, 9), "fp32")
@@ -274,7 +278,7 @@ def test_a_closed_client_says_so(client: shoal.Client, table: shoal.Table) -> No
     client.close()
     assert client.closed
     for call in (lambda: table.pull([1]), lambda: client.table("items"), lambda: len(table), client.stats):
-        with pytest.raises(Closed, match="closed; call shoal.connect"):
+        with pytest.raises(Closed, match=r"closed; call shoal\.connect"):
             call()
 
 
@@ -318,7 +322,8 @@ def test_many_threads_share_a_client(client: shoal.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "memory", "http://x:1", "localhost:80", None, 7, "shoal://", "shoal://host", "shoal://h:0"]
+    "address",
+    ["", "memory", "http://x:1", "localhost:80", None, 7, "shoal://", "shoal://host", "shoal://h:0"],
 )
 def test_a_bad_address_lists_what_is_allowed(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.delenv("SHOAL_ADDRESS", raising=False)
@@ -335,11 +340,13 @@ def test_the_environment_names_the_address(monkeypatch: pytest.MonkeyPatch) -> N
 def test_connecting_without_a_token_names_the_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHOAL_TOKEN", raising=False)
     monkeypatch.delenv("SHOAL_TOKEN_FILE", raising=False)
-    with pytest.raises(BadInput, match="no token .* SHOAL_TOKEN"):
+    with pytest.raises(BadInput, match=r"no token .* SHOAL_TOKEN"):
         shoal.connect("shoal://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("options", [{"lane": "pigeon"}, {"timeout": 0}, {"name": ""}, {"timeout": float("nan")}])
+@pytest.mark.parametrize(
+    "options", [{"lane": "pigeon"}, {"timeout": 0}, {"name": ""}, {"timeout": float("nan")}]
+)
 def test_bad_options_are_refused(options: dict) -> None:
     with pytest.raises(BadInput):
         shoal.connect("memory://", **options)

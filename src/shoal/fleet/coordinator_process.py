@@ -38,6 +38,7 @@ __all__ = ["CoordinatorServer", "main"]
 _log = logging.getLogger("shoal.coordinator")
 _BODY_S = 10.0
 _DRAIN_S = 10.0
+_STOP_S = 1.0
 
 
 class CoordinatorServer:
@@ -49,6 +50,7 @@ class CoordinatorServer:
         self._journal = journal
         self._coordinator = Coordinator(options, pid=os.getpid())
         self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._peers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._failed = False
@@ -66,6 +68,8 @@ class CoordinatorServer:
             server.close()
             for writer in list(self._writers.values()):
                 writer.transport.abort()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=_STOP_S)
         return not self._failed
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,6 +80,10 @@ class CoordinatorServer:
             writer.transport.abort()
             return
         self._writers[peer] = writer
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             keep_alive(writer.get_extra_info("socket"))
             async with asyncio.timeout(self._options.handshake_s):

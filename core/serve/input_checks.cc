@@ -1,4 +1,4 @@
-// The check that stands before every push.
+// The checks that stand before every request.
 #include <bit>
 #include <cmath>
 #include <string>
@@ -43,6 +43,14 @@ Status name_the_bad(const std::string& what, std::span<const int64_t> keys, cons
 }
 
 }  // namespace
+
+Status check_out(const std::string& what, std::span<float> out, size_t floats) {
+  if (out.data() != nullptr && out.size() != floats) {
+    return {Code::bad_input, what + ": out= has " + std::to_string(out.size()) + " elements; " +
+                                 std::to_string(floats) + " are needed"};
+  }
+  return {};
+}
 
 FiniteCheck check_finite(const std::string& what, std::span<const int64_t> keys, const float* values,
                          size_t row_floats, Codec codec) {

@@ -1,0 +1,78 @@
+// The server's data plane, started and stopped from Python and needing nothing of it in between.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include "base/hash.h"
+#include "errors.h"
+#include "serve/server.h"
+#include "store/store.h"
+
+namespace nb = nanobind;
+using namespace shoal;
+
+namespace {
+
+struct PyServer {
+  std::unique_ptr<Server> server;
+};
+
+void make_server(PyServer* self, std::string host, uint16_t port, std::string unix_path, const nb::bytes& token,
+                 uint32_t shards, size_t threads, size_t frame_bytes_max) {
+  ServerOptions options;
+  options.host = std::move(host);
+  options.port = port;
+  options.unix_path = std::move(unix_path);
+  const auto* data = reinterpret_cast<const std::byte*>(token.c_str());
+  options.token.assign(data, data + token.size());
+  options.shards = shards;
+  options.threads = threads;
+  options.frame_bytes_max = frame_bytes_max;
+  Result<std::unique_ptr<Server>> server = [&] {
+    nb::gil_scoped_release release;
+    return Server::start(std::move(options));
+  }();
+  new (self) PyServer{take(std::move(server))};
+}
+
+nb::dict counters(const PyServer& self) {
+  const ServerFigures f = self.server->figures();
+  nb::dict d;
+  d["connections"] = f.connections;
+  d["refused"] = f.refused;
+  d["pushes"] = f.pushes;
+  d["duplicates"] = f.duplicates;
+  d["pulls"] = f.pulls;
+  d["rows_pushed"] = f.rows_pushed;
+  d["rows_pulled"] = f.rows_pulled;
+  d["bytes_in"] = f.bytes_in;
+  d["bytes_out"] = f.bytes_out;
+  return d;
+}
+
+nb::object key_shards(const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& keys,
+                      uint32_t shards) {
+  nb::object array = nb::module_::import_("numpy").attr("empty")(keys.size(), "uint16");
+  auto* out = nb::cast<nb::ndarray<uint16_t>>(array).data();
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const uint64_t hash = mix64(static_cast<uint64_t>(keys.data()[i]));
+    out[i] = static_cast<uint16_t>(shard_of_hash(hash, shards));
+  }
+  return array;
+}
+
+}  // namespace
+
+void bind_server(nb::module_& m) {
+  using namespace nb::literals;
+  nb::class_<PyServer>(m, "Server")
+      .def("__init__", &make_server, nb::kw_only(), "host"_a, "port"_a, "unix_path"_a, "token"_a, "shards"_a,
+           "threads"_a, "frame_bytes_max"_a)
+      .def_prop_ro("port", [](const PyServer& self) { return self.server->port(); })
+      .def("counters", &counters)
+      .def("stop", [](PyServer& self) {
+        nb::gil_scoped_release release;
+        self.server->stop();
+      });
+  m.def("key_shards", &key_shards, "keys"_a, "shards"_a);
+}

@@ -1,0 +1,387 @@
+// Client, Ticket and the settings of tables. Convert, release the GIL, call, convert.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+#include "serve/store_client.h"
+
+namespace nb = nanobind;
+using namespace shoal;
+
+namespace {
+
+using Keys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+
+Deadline deadline_in(double seconds) {
+  const double bounded = std::clamp(std::isnan(seconds) ? 0.0 : seconds, 0.0, 1e9);
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(bounded));
+}
+
+Codec parse_codec(const std::string& name) {
+  constexpr std::array<const char*, 4> names{"fp32", "fp16", "bf16", "int8"};
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (name == names[i]) {
+      return static_cast<Codec>(i);
+    }
+  }
+  raise({Code::bad_input, "wire '" + name + "' is not one of fp32, fp16, bf16, int8"});
+}
+
+std::optional<Lane> parse_lane(const std::string& name) {
+  if (name == "auto") {
+    return std::nullopt;
+  }
+  for (const Lane lane : {Lane::shm, Lane::unix_socket, Lane::tcp}) {
+    if (name == lane_name(lane)) {
+      return lane;
+    }
+  }
+  raise({Code::bad_input, "lane '" + name + "' is not one of auto, shm, unix, tcp"});
+}
+
+template <typename T>
+std::vector<std::byte> to_bytes(const T& bytes) {
+  const auto* data = reinterpret_cast<const std::byte*>(bytes.c_str());
+  return {data, data + bytes.size()};
+}
+
+class PyClient;
+
+// One operation in flight. The client lives at least as long.
+struct Ticket {
+  std::shared_ptr<PyClient> client;
+  StoreClient::OperationPtr operation;
+  bool flat = false;           // a tensor: one dimension
+  nb::object out = nb::none(); // the caller's array, kept until the operation is done
+};
+
+// A StoreClient that knows which process it belongs to: threads and connections do not survive a fork.
+class PyClient {
+ public:
+  explicit PyClient(std::unique_ptr<StoreClient> client) : client_(std::move(client)), pid_(getpid()) {}
+  ~PyClient() {
+    if (getpid() != pid_) {
+      // The parent's threads are not here: its object cannot be taken apart, only left alone.
+      [[maybe_unused]] StoreClient* leaked = client_.release();
+    }
+  }
+
+  StoreClient& use() const {
+    if (getpid() != pid_) {
+      raise({Code::closed, "this client belongs to process " + std::to_string(pid_) + ", this is its child " +
+                               std::to_string(getpid()) + ": connect again after the fork"});
+    }
+    return *client_;
+  }
+
+ private:
+  std::unique_ptr<StoreClient> client_;
+  const pid_t pid_;
+};
+
+using PyClientPtr = std::shared_ptr<PyClient>;
+
+// Runs `call` without the GIL and makes a ticket of what it gives.
+template <typename Call>
+Ticket start(const PyClientPtr& self, bool flat, nb::object out, Call call) {
+  StoreClient& client = self->use();
+  Result<StoreClient::OperationPtr> result = [&] {
+    nb::gil_scoped_release release;
+    return call(client);
+  }();
+  return {self, take(std::move(result)), flat, std::move(out)};
+}
+
+std::span<float> out_span(const std::optional<Out>& out) {
+  return out ? std::span<float>(out->data(), out->size()) : std::span<float>();
+}
+
+nb::object rows_of(const Ticket& ticket) {
+  const auto& operation = ticket.operation;
+  if (operation->block == nullptr) {
+    return nb::none();  // a push, or the caller's own memory
+  }
+  // The array owns the operation, and through it the block that it is a view of.
+  auto owner = std::make_unique<StoreClient::OperationPtr>(operation);
+  nb::capsule keep(owner.get(), [](void* p) noexcept {
+    const std::unique_ptr<StoreClient::OperationPtr> gone(static_cast<StoreClient::OperationPtr*>(p));
+  });
+  [[maybe_unused]] auto* owned = owner.release();
+  if (ticket.flat) {
+    return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(operation->out, {operation->row_floats}, keep));
+  }
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(operation->out,
+                                                             {operation->rows, operation->row_floats}, keep));
+}
+
+nb::object wait_for(Ticket& ticket, double timeout_s) {
+  StoreClient& client = ticket.client->use();
+  Status status;
+  if (ticket.operation->done()) {
+    status = ticket.operation->status();
+  } else {
+    nb::gil_scoped_release release;
+    status = client.wait(ticket.operation, deadline_in(timeout_s));
+  }
+  check(status);
+  return rows_of(ticket);
+}
+
+PushOptions push_options(PushMode mode, float lr, Codec codec, uint64_t step) {
+  return {.lr = lr, .mode = mode, .codec = codec, .step = step};
+}
+
+Ticket push_rows(const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& values,
+                 const PushOptions& options, double timeout_s) {
+  if (keys.size() > 0xffffffffu) {
+    raise({Code::bad_input, "a push of " + std::to_string(keys.size()) + " keys; at most 2**32 - 1 at once"});
+  }
+  if (keys.size() > 0 && (values.ndim() != 2 || values.shape(0) != keys.size())) {
+    raise({Code::bad_input, std::to_string(keys.size()) + " keys need as many rows of values"});
+  }
+  return start(self, false, nb::none(), [&](StoreClient& client) {
+    return client.push(table, {keys.data(), keys.size()}, values.data(), options, deadline_in(timeout_s));
+  });
+}
+
+Ticket push_dense(const PyClientPtr& self, uint32_t tensor, const Floats& values, const PushOptions& options,
+                  double timeout_s) {
+  return start(self, false, nb::none(), [&](StoreClient& client) {
+    return client.push_tensor(tensor, {values.data(), values.size()}, options, deadline_in(timeout_s));
+  });
+}
+
+void bind_specs(nb::module_& m) {
+  nb::class_<TableSpec>(m, "TableSpec")
+      .def(nb::init<>())
+      .def_rw("id", &TableSpec::id)
+      .def_rw("generation", &TableSpec::generation)
+      .def_rw("name", &TableSpec::name)
+      .def_rw("dim", &TableSpec::dim)
+      .def_rw("dense", &TableSpec::dense)
+      .def_rw("optimizer", &TableSpec::optimizer)
+      .def_rw("init", &TableSpec::init)
+      .def_rw("seed", &TableSpec::seed)
+      .def_rw("range_low", &TableSpec::range_low)
+      .def_rw("range_high", &TableSpec::range_high);
+  nb::class_<ServerAddress>(m, "ServerAddress")
+      .def(
+          "__init__",
+          [](ServerAddress* self, uint32_t index, std::string host, uint16_t port, std::string unix_path) {
+            new (self) ServerAddress{index, std::move(host), port, std::move(unix_path)};
+          },
+          nb::arg("index"), nb::arg("host"), nb::arg("port"), nb::arg("unix_path") = "")
+      .def_ro("index", &ServerAddress::index)
+      .def_ro("host", &ServerAddress::host)
+      .def_ro("port", &ServerAddress::port)
+      .def_ro("unix_path", &ServerAddress::unix_path);
+}
+
+PyClientPtr connect(uint64_t client_id, uint32_t incarnation, const nb::bytes& token,
+                    std::vector<ServerAddress> servers, std::vector<uint32_t> placement,
+                    std::vector<uint32_t> terms, const std::string& lane, double timeout_s,
+                    size_t shm_bytes_max) {
+  RemoteOptions options;
+  options.identity = {client_id, incarnation, to_bytes(token), static_cast<uint32_t>(placement.size())};
+  options.servers = std::move(servers);
+  options.placement = std::move(placement);
+  options.terms = std::move(terms);
+  options.lane = parse_lane(lane);
+  options.shm_bytes_max = shm_bytes_max;
+  bool sound = !options.servers.empty() && !options.placement.empty() &&
+               options.placement.size() <= kShardsMax && options.terms.size() == options.placement.size();
+  for (const uint32_t server : options.placement) {
+    sound = sound && server < options.servers.size();
+  }
+  if (!sound) {
+    raise({Code::bad_input, "the placement names a server that is not in the list, or none at all"});
+  }
+  Result<std::unique_ptr<StoreClient>> client = [&] {
+    nb::gil_scoped_release release;
+    return connect_remote(std::move(options), deadline_in(timeout_s));
+  }();
+  return std::make_shared<PyClient>(take(std::move(client)));
+}
+
+nb::dict figures_dict(const TableFigures& f) {
+  nb::dict d;
+  d["rows"] = f.rows;
+  d["value_bytes"] = f.value_bytes;
+  d["state_bytes"] = f.state_bytes;
+  d["memory_bytes"] = f.memory_bytes;
+  d["pushes"] = f.pushes;
+  d["pulls"] = f.pulls;
+  return d;
+}
+
+nb::dict counters_dict(const ClientCounters& c) {
+  nb::dict d;
+  d["lanes"] = c.lanes;
+  d["pulls"] = c.pulls;
+  d["pushes"] = c.pushes;
+  d["requests"] = c.requests;
+  d["retries"] = c.retries;
+  d["reconnects"] = c.reconnects;
+  d["bytes_sent"] = c.bytes_sent;
+  d["bytes_received"] = c.bytes_received;
+  d["shared_bytes"] = c.shared_bytes;
+  return d;
+}
+
+nb::tuple scan(const PyClientPtr& self, uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
+               double timeout_s) {
+  StoreClient& client = self->use();
+  if (shard >= client.shards()) {
+    raise({Code::bad_input, "shard " + std::to_string(shard) + " is not below " + std::to_string(client.shards())});
+  }
+  Result<ScanPage> page = [&] {
+    nb::gil_scoped_release release;
+    return client.scan(table, shard, cursor, rows_max, deadline_in(timeout_s));
+  }();
+  auto held = std::make_unique<ScanPage>(take(std::move(page)));
+  ScanPage* raw = held.get();
+  nb::capsule keep(held.release(), [](void* p) noexcept {
+    const std::unique_ptr<ScanPage> gone(static_cast<ScanPage*>(p));
+  });
+  const size_t count = raw->keys.size();
+  const size_t dim = count == 0 ? 0 : raw->values.size() / count;
+  const int64_t next = raw->next ? static_cast<int64_t>(*raw->next) : -1;
+  return nb::make_tuple(
+      nb::cast(nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(raw->keys.data(), {count}, keep)),
+      nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(raw->values.data(), {count, dim}, keep)), next);
+}
+
+void bind_rows(nb::class_<PyClient>& c) {
+  using namespace nb::literals;
+  c.def(
+      "pull",
+      [](const PyClientPtr& self, uint32_t table, const Keys& keys, const std::string& codec,
+         std::optional<Out> out, double timeout_s) {
+        const Codec wire = parse_codec(codec);
+        const std::span<float> to = out_span(out);
+        return start(self, false, out ? nb::cast(*out) : nb::none(), [&](StoreClient& client) {
+          return client.pull(table, {keys.data(), keys.size()}, wire, to, deadline_in(timeout_s));
+        });
+      },
+      "table"_a, "keys"_a, nb::kw_only(), "codec"_a = "fp32", "out"_a = nb::none(), "timeout_s"_a);
+  c.def(
+      "push",
+      [](const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& grads, float lr,
+         const std::string& codec, uint64_t step, double timeout_s) {
+        return push_rows(self, table, keys, grads,
+                         push_options(PushMode::update, lr, parse_codec(codec), step), timeout_s);
+      },
+      "table"_a, "keys"_a, "grads"_a, nb::kw_only(), "lr"_a, "codec"_a = "fp32", "step"_a = 0, "timeout_s"_a);
+  c.def(
+      "assign",
+      [](const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& values, double timeout_s) {
+        return push_rows(self, table, keys, values, push_options(PushMode::assign, NAN, Codec::fp32, 0),
+                         timeout_s);
+      },
+      "table"_a, "keys"_a, "values"_a, nb::kw_only(), "timeout_s"_a);
+}
+
+void bind_tensors(nb::class_<PyClient>& c) {
+  using namespace nb::literals;
+  c.def(
+      "pull_tensor",
+      [](const PyClientPtr& self, uint32_t tensor, const std::string& codec, std::optional<Out> out,
+         double timeout_s) {
+        const Codec wire = parse_codec(codec);
+        const std::span<float> to = out_span(out);
+        return start(self, true, out ? nb::cast(*out) : nb::none(), [&](StoreClient& client) {
+          return client.pull_tensor(tensor, wire, to, deadline_in(timeout_s));
+        });
+      },
+      "tensor"_a, nb::kw_only(), "codec"_a = "fp32", "out"_a = nb::none(), "timeout_s"_a);
+  c.def(
+      "push_tensor",
+      [](const PyClientPtr& self, uint32_t tensor, const Floats& grad, float lr, const std::string& codec,
+         uint64_t step, double timeout_s) {
+        return push_dense(self, tensor, grad, push_options(PushMode::update, lr, parse_codec(codec), step),
+                          timeout_s);
+      },
+      "tensor"_a, "grad"_a, nb::kw_only(), "lr"_a, "codec"_a = "fp32", "step"_a = 0, "timeout_s"_a);
+  c.def(
+      "init_tensor",
+      [](const PyClientPtr& self, uint32_t tensor, const Floats& value, double timeout_s) {
+        return push_dense(self, tensor, value, push_options(PushMode::init_once, NAN, Codec::fp32, 0), timeout_s);
+      },
+      "tensor"_a, "value"_a, nb::kw_only(), "timeout_s"_a);
+  c.def(
+      "assign_tensor",
+      [](const PyClientPtr& self, uint32_t tensor, const Floats& value, double timeout_s) {
+        return push_dense(self, tensor, value, push_options(PushMode::assign, NAN, Codec::fp32, 0), timeout_s);
+      },
+      "tensor"_a, "value"_a, nb::kw_only(), "timeout_s"_a);
+}
+
+}  // namespace
+
+void bind_store(nb::module_& m) {
+  using namespace nb::literals;
+  bind_specs(m);
+  nb::class_<Ticket>(m, "Ticket")
+      .def("done", [](const Ticket& self) { return self.operation->done(); })
+      .def("wait", &wait_for, "timeout_s"_a)
+      .def("leave", [](const Ticket& self) { self.client->use().leave(self.operation); });
+  nb::class_<PyClient> client(m, "Client");
+  client.def_static(
+      "embedded",
+      [](uint32_t shards, size_t threads) {
+        if (shards < 1 || shards > kShardsMax) {
+          raise({Code::bad_input, "shards " + std::to_string(shards) + " is not in 1.." + std::to_string(kShardsMax)});
+        }
+        return std::make_shared<PyClient>(make_embedded_client(shards, threads));
+      },
+      nb::kw_only(), "shards"_a = 64, "threads"_a = 0);
+  client.def_static("connect", &connect, nb::kw_only(), "client_id"_a, "incarnation"_a, "token"_a, "servers"_a,
+                    "placement"_a, "terms"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a);
+  client.def(
+      "declare",
+      [](const PyClientPtr& self, const TableSpec& spec, double timeout_s) {
+        StoreClient& c = self->use();
+        const Status status = [&] {
+          nb::gil_scoped_release release;
+          return c.declare(spec, deadline_in(timeout_s));
+        }();
+        check(status);
+      },
+      "spec"_a, "timeout_s"_a);
+  bind_rows(client);
+  bind_tensors(client);
+  client.def(
+      "table_stats",
+      [](const PyClientPtr& self, uint32_t table, double timeout_s) {
+        StoreClient& c = self->use();
+        return figures_dict(take([&] {
+          nb::gil_scoped_release release;
+          return c.figures(table, deadline_in(timeout_s));
+        }()));
+      },
+      "table"_a, "timeout_s"_a);
+  client.def("scan", &scan, "table"_a, "shard"_a, "cursor"_a, "rows_max"_a, "timeout_s"_a);
+  client.def("counters", [](const PyClientPtr& self) { return counters_dict(self->use().counters()); });
+  client.def_prop_ro("shards", [](const PyClientPtr& self) { return self->use().shards(); });
+  client.def("close", [](const PyClientPtr& self) {
+    StoreClient& c = self->use();
+    nb::gil_scoped_release release;
+    c.close();
+  });
+}

@@ -1,0 +1,306 @@
+"""The coordinator's decisions, without sockets, files or clocks; and its journal."""
+
+import random
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal import optim
+from shoal.config import CoordinatorOptions
+from shoal.errors import BadInput, Unavailable
+from shoal.fleet.coordinator import Coordinator, Outcome, place
+from shoal.fleet.decisions import Decision, decode, encode
+from shoal.fleet.journal import Journal
+from shoal.store import messages as m
+from shoal.store.catalogue import TableRequest
+
+SGD = optim.SGD(lr=0.1)
+
+
+def make(servers: int = 2, shards: int = 8) -> Coordinator:
+    return Coordinator(CoordinatorOptions(servers=servers, shards=shards), pid=1)
+
+
+def register(identity: str = "a", **changed: object) -> m.RegisterServer:
+    base = m.RegisterServer(
+        identity=identity, pid=10, host="127.0.0.1", port=4000, unix_path="/tmp/x.sock", shards=8
+    )
+    return msgspec.structs.replace(base, **changed)
+
+
+def join(name: str | None = None, wait_s: float = 5.0) -> m.JoinCluster:
+    return m.JoinCluster(name=name, wait_s=wait_s)
+
+
+def reply(outcome: Outcome) -> m.Reply:
+    ((_, message),) = outcome.replies
+    return message
+
+
+def ready(servers: int = 2) -> Coordinator:
+    coordinator = make(servers)
+    for index in range(servers):
+        coordinator.handle(index, register(f"server-{index}", port=4000 + index), 0.0)
+    assert coordinator.ready
+    return coordinator
+
+
+def table(name: str = "items", **changed: object) -> m.OpenTable:
+    return m.OpenTable(request=TableRequest(**{"name": name, "dim": 4, "optimizer": SGD, **changed}))
+
+
+@pytest.mark.parametrize(("shards", "servers"), [(64, 1), (64, 2), (64, 3), (64, 64), (7, 5), (1, 1)])
+def test_placement_is_contiguous_and_balanced(shards: int, servers: int) -> None:
+    owners = place(shards, servers)
+    counts = [owners.count(server) for server in range(servers)]
+    assert list(owners) == sorted(owners)
+    assert sum(counts) == shards
+    assert max(counts) - min(counts) <= 1
+
+
+def test_servers_get_the_first_free_index_and_keep_it() -> None:
+    coordinator = make()
+    assert reply(coordinator.handle(1, register("a"), 0)) == m.ServerAdmitted(index=0)
+    assert reply(coordinator.handle(2, register("a"), 1)) == m.ServerAdmitted(index=0)
+    assert reply(coordinator.handle(3, register("b"), 2)) == m.ServerAdmitted(index=1)
+
+
+def test_registering_again_decides_nothing() -> None:
+    coordinator = make()
+    assert len(coordinator.handle(1, register("a"), 0).decisions) == 1
+    assert coordinator.handle(1, register("a"), 0).decisions == []
+
+
+def test_a_server_may_ask_for_its_index() -> None:
+    coordinator = make()
+    assert reply(coordinator.handle(1, register("a", index=1), 0)) == m.ServerAdmitted(index=1)
+    assert reply(coordinator.handle(2, register("b"), 0)) == m.ServerAdmitted(index=0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (register("b", index=0), "index 0 belongs to the server of pid 10 at 127.0.0.1:4000"),
+        (register("b", shards=16), "this cluster has 8 shards, the server 16"),
+        (register("b", port=0), "port above 0"),
+        (register("b", host="x" * 300), "255 characters"),
+        (register("b", index=7), "all 1 servers of this cluster have registered"),
+        (register("b"), "all 1 servers of this cluster have registered"),
+    ],
+)
+def test_a_server_without_a_place_is_refused(request_: m.RegisterServer, said: str) -> None:
+    coordinator = make(servers=1)
+    coordinator.handle(1, register("a"), 0)
+    outcome = coordinator.handle(2, request_, 0)
+    assert said in reply(outcome).message
+    assert outcome.decisions == []
+
+
+def test_a_client_waits_until_all_servers_are_there() -> None:
+    coordinator = make()
+    coordinator.handle(1, register("a"), 0)
+    assert coordinator.handle(9, join(), 0) == Outcome()
+    outcome = coordinator.handle(2, register("b", port=4001), 1)
+    assert [peer for peer, _ in outcome.replies] == [2, 9]
+    grant = outcome.replies[1][1]
+    assert (grant.client_id, grant.incarnation) == (1, 1)
+    assert grant.placement == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert grant.terms == (1,) * 8
+    assert [server.port for server in grant.servers] == [4000, 4001]
+
+
+def test_waiting_ends_with_a_deadline_that_says_for_whom() -> None:
+    coordinator = make()
+    coordinator.handle(1, register("a"), 0)
+    coordinator.handle(9, join(wait_s=5), 10)
+    assert coordinator.next_deadline() == 15
+    assert coordinator.tick(14.9) == Outcome()
+    message = reply(coordinator.tick(15)).message
+    assert "servers [1] of 2 have not registered; waited 5.0 s" in message
+    assert coordinator.next_deadline() is None
+
+
+def test_a_client_that_leaves_while_waiting_is_forgotten() -> None:
+    coordinator = make(servers=1)
+    coordinator.handle(9, join(), 0)
+    coordinator.closed(9)
+    assert [peer for peer, _ in coordinator.handle(1, register("a"), 1).replies] == [1]
+
+
+def test_a_name_keeps_its_id_and_counts_its_lives() -> None:
+    coordinator = ready()
+    names = ["w0", "w1", "w0", None, None, "w0"]
+    grants = [reply(coordinator.handle(9, join(name), 0)) for name in names]
+    assert [(g.client_id, g.incarnation) for g in grants] == [(1, 1), (2, 1), (1, 2), (3, 1), (4, 1), (1, 3)]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256])
+def test_a_bad_client_name_is_refused(name: str) -> None:
+    assert "characters" in reply(ready().handle(9, join(name), 0)).message
+
+
+def test_a_closed_connection_shows_the_server_as_gone_and_decides_nothing() -> None:
+    coordinator = ready()
+    coordinator.closed(1)
+    status = reply(coordinator.handle(9, m.GetStatus(), 0))
+    assert [server.state for server in status.servers] == ["up", "gone"]
+    assert reply(coordinator.handle(9, join(), 0)).client_id == 1
+    coordinator.handle(5, register("server-1", port=4001), 0)
+    status = reply(coordinator.handle(9, m.GetStatus(), 0))
+    assert [server.state for server in status.servers] == ["up", "up"]
+
+
+def test_tables_are_created_once_and_updated_by_generation() -> None:
+    coordinator = ready()
+    first = coordinator.handle(9, table(), 0)
+    again = coordinator.handle(9, table(), 0)
+    faster = coordinator.handle(9, table(optimizer=optim.SGD(lr=0.5)), 0)
+    assert [len(outcome.decisions) for outcome in (first, again, faster)] == [1, 0, 1]
+    entries = [reply(outcome).opened.entry for outcome in (first, again, faster)]
+    assert [(entry.id, entry.generation) for entry in entries] == [(1, 1), (1, 1), (1, 2)]
+
+
+def test_a_refused_table_leaves_no_trace() -> None:
+    coordinator = ready()
+    coordinator.handle(9, table(), 0)
+    for bad in (table(dim=5), table("new", dim=0), table("new", optimizer=None)):
+        outcome = coordinator.handle(9, bad, 0)
+        assert isinstance(reply(outcome), m.Failure)
+        assert outcome.decisions == []
+    assert reply(coordinator.handle(9, m.GetStatus(), 0)).tables == 1
+
+
+def test_tables_are_listed_in_pages() -> None:
+    coordinator = ready()
+    for number in range(250):
+        coordinator.handle(9, table(f"t{number}"), 0)
+    first = reply(coordinator.handle(9, m.ListTables(), 0))
+    second = reply(coordinator.handle(9, m.ListTables(after=first.entries[-1].id), 0))
+    assert (len(first.entries), first.more) == (200, True)
+    assert (len(second.entries), second.more) == (50, False)
+
+
+def tensor(brings_value: bool = True) -> m.OpenTable:
+    shape = (2, 3) if brings_value else None
+    return table("w", dim=None, dense=True, shape=shape, brings_value=brings_value)
+
+
+def writes(coordinator: Coordinator, peer: int, request: m.OpenTable) -> str:
+    return reply(coordinator.handle(peer, request, 0)).opened.write
+
+
+def test_one_client_writes_a_tensors_first_value_and_others_wait() -> None:
+    coordinator = ready()
+    assert writes(coordinator, 8, tensor()) == "first"
+    assert writes(coordinator, 9, tensor()) == "wait"
+    assert writes(coordinator, 9, tensor(brings_value=False)) == "wait"
+    coordinator.handle(8, m.TensorWritten(name="w"), 0)
+    assert writes(coordinator, 9, tensor()) == "none"
+    assert coordinator.handle(8, m.TensorWritten(name="w"), 0).decisions == []
+
+
+def test_a_half_written_tensor_falls_to_the_next_one_who_overwrites_it() -> None:
+    coordinator = ready()
+    assert writes(coordinator, 8, tensor()) == "first"
+    coordinator.closed(8)
+    assert writes(coordinator, 9, tensor(brings_value=False)) == "wait"
+    assert writes(coordinator, 9, tensor()) == "again"
+
+
+def test_after_a_restart_an_unwritten_tensor_is_written_again() -> None:
+    decisions: list[Decision] = list(make().form().decisions)
+    coordinator = make()
+    decisions += coordinator.handle(8, tensor(), 0).decisions
+    assert writes(restored(decisions), 9, tensor()) == "again"
+
+
+def restored(decisions: list[Decision]) -> Coordinator:
+    coordinator = make()
+    for decision in decisions:
+        coordinator.restore(decode(encode(decision)))
+    return coordinator
+
+
+def random_request(random_: random.Random) -> m.Request:
+    number = random_.randrange(4)
+    return random_.choice(
+        [
+            register(f"s{number}", port=4000 + number),
+            join(random_.choice([None, f"w{number}"])),
+            table(f"t{number}", optimizer=optim.SGD(lr=random_.choice([0.1, 0.2]))),
+            table("w", dim=None, dense=True, shape=(number + 1,), brings_value=True),
+            m.TensorWritten(name="w"),
+        ]
+    )
+
+
+def observed(coordinator: Coordinator) -> list[object]:
+    """What clients can see, besides who is connected."""
+    status = reply(coordinator.handle(0, m.GetStatus(), 0))
+    servers = [msgspec.structs.replace(server, state="") for server in status.servers]
+    return [servers, status.tables, status.clients, reply(coordinator.handle(0, m.ListTables(), 0))]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_journal_gives_back_the_same_state(tmp_path: Path, seed: int) -> None:
+    random_ = random.Random(seed)
+    coordinator = make()
+    journal = Journal(tmp_path / "j.db")
+    journal.append(coordinator.form().decisions)
+    for _ in range(40):
+        journal.append(coordinator.handle(random_.randrange(9), random_request(random_), 0).decisions)
+    journal.close()
+    journal = Journal(tmp_path / "j.db")
+    twin = restored(list(journal))
+    journal.close()
+    assert observed(twin) == observed(coordinator)
+    if coordinator.ready:
+        assert (
+            reply(twin.handle(1, join("w1"), 0)).client_id
+            == reply(coordinator.handle(1, join("w1"), 0)).client_id
+        )
+
+
+def test_the_journal_is_as_large_as_the_state(tmp_path: Path) -> None:
+    coordinator = ready()
+    journal = Journal(tmp_path / "j.db")
+    for _ in range(50):
+        journal.append(coordinator.handle(9, join(), 0).decisions)
+    assert [decision.client_id for decision in journal] == [50]
+    journal.close()
+
+
+def test_a_journal_of_another_cluster_is_refused() -> None:
+    (formed,) = make().form().decisions
+    with pytest.raises(BadInput, match="8 shards and 2 servers"):
+        make(servers=3).restore(formed)
+
+
+def test_a_second_coordinator_is_kept_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.fleet.journal._LOCK_WAIT_S", 0.05)
+    journal = Journal(tmp_path / "j.db")
+    with pytest.raises(Unavailable, match="held by another coordinator"):
+        Journal(tmp_path / "j.db")
+    journal.close()
+
+
+def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database, and long enough to be one" * 100)
+    with pytest.raises(BadInput, match="not a journal"):
+        Journal(tmp_path / "text")
+    with pytest.raises(BadInput, match="cannot open"):
+        Journal(tmp_path / "missing" / "j.db")
+
+
+def test_a_damaged_or_newer_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "j.db"
+    Journal(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute("INSERT INTO decisions VALUES ('x', 1, x'00')")
+    database.close()
+    journal = Journal(path)
+    with pytest.raises(BadInput, match="damaged"):
+        list(journal)
+    journal.close()
