@@ -95,7 +95,7 @@ def children(makers: Sequence[Callable[[], Child]]) -> Iterator[list[Child]]:
         for make in makers:
             running.append(make())
             stack.callback(running[-1].stop)
-        stack.callback(lambda: [child.ask_to_stop() for child in running])
+        stack.callback(_ask_all_to_stop, running)
         for child in running:
             child.result(START_S_MAX)
         yield running
@@ -113,12 +113,14 @@ def workers(contender: Contender, address: Any, spec: Spec) -> Iterator[list[Chi
         yield running
 
 
-def call_together(running: Sequence[Child], function: Callable[..., Any], *args: Any) -> list[Any]:
+def call_together(
+    running: Sequence[Child], function: Callable[..., Any], args_of_each: Sequence[tuple[Any, ...]]
+) -> list[Any]:
     """Runs `function(object, gate, *args)` in all children; `gate()` returns in all of them at one instant.
 
     A function prepares, passes the gate, and then measures; the gate returns that monotonic instant.
     """
-    for child in running:
+    for child, args in zip(running, args_of_each, strict=True):
         child.send(_through_gate, function, *args)
     for child in running:
         child.result()
@@ -192,6 +194,11 @@ def _child_main(pipe: Connection, factory: Callable[..., Any], args: tuple[Any, 
     finally:
         if owned is not None and hasattr(owned, "close"):
             owned.close()
+
+
+def _ask_all_to_stop(running: Sequence[Child]) -> None:
+    for child in running:
+        child.ask_to_stop()
 
 
 def _through_gate() -> None:

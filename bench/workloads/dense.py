@@ -33,7 +33,8 @@ def _exchange(contender: Contender, plan: Plan, worker_count: int) -> float:
     spec = Spec(dense_elements=plan.dense_elements, optimizer="sgd", workers=worker_count)
     with contender.serve(spec) as address, workers(contender, address, spec) as running:
         running[0].call(loops.check, spec, contender.abilities)
-        return sum(call_together(running, loops.dense_rate, spec.dense_elements, plan.seconds))
+        each = [(spec.dense_elements, plan.seconds)] * worker_count
+        return float(sum(call_together(running, loops.dense_rate, each)))
 
 
 def lines() -> list[Line]:

@@ -63,7 +63,10 @@ def _rates(contender: Contender, plan: Plan, spec: Spec, sets: list[int]) -> lis
     with contender.serve(spec) as address, workers(contender, address, spec) as running:
         running[0].call(loops.check, spec, contender.abilities)
         drawn = [loops.Requests(rows=spec.rows, seed=10, among=among) for among in sets]
-        return [sum(call_together(running, loops.pull_push_rate, each, DIM, plan.seconds)) for each in drawn]
+        return [
+            call_together(running, loops.pull_push_rate, [(requests, DIM, plan.seconds)])[0]
+            for requests in drawn
+        ]
 
 
 def lines() -> list[Line]:

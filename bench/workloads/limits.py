@@ -42,8 +42,8 @@ def run(book: Book, plan: Plan) -> None:
 
 def _measure(plan: Plan) -> dict[str, float]:
     with children([lambda: Child("limits", _Memory), lambda: Child("limits", _Memory)]) as pair:
-        [one] = call_together(pair[:1], _Memory.copy_rate, plan.seconds)
-        two = sum(call_together(pair, _Memory.copy_rate, plan.seconds))
+        [one] = call_together(pair[:1], _Memory.copy_rate, [(plan.seconds,)])
+        two = sum(call_together(pair, _Memory.copy_rate, [(plan.seconds,)] * 2))
         gather = pair[0].call(_Memory.gather_rate, plan.rows, plan.seconds)
     unix, tcp = _socket_rate(plan, unix=True), _socket_rate(plan, unix=False)
     traffic = 2 * two

@@ -37,7 +37,8 @@ def _loop(contender: Contender, plan: Plan, optimizer: str) -> float:
     with contender.serve(spec) as address, workers(contender, address, spec) as running:
         running[0].call(loops.check, spec, contender.abilities)
         requests = loops.Requests(rows=spec.rows, seed=10)
-        return float(sum(call_together(running, loops.pull_push_rate, requests, spec.dim, plan.seconds)))
+        [rate] = call_together(running, loops.pull_push_rate, [(requests, spec.dim, plan.seconds)])
+        return float(rate)
 
 
 def lines() -> list[Line]:

@@ -57,8 +57,10 @@ def _loop(contender: Contender, plan: Plan, worker_count: int, servers: int) -> 
     spec = Spec(rows=plan.rows, servers=servers, workers=worker_count)
     with contender.serve(spec) as address, workers(contender, address, spec) as running:
         running[0].call(loops.check, spec, contender.abilities)
-        requests = loops.Requests(rows=spec.rows, seed=10)
-        return sum(call_together(running, loops.pull_push_rate, requests, spec.dim, plan.seconds))
+        # Workers ask for different ids, as workers do.
+        requests = [loops.Requests(rows=spec.rows, seed=10 + 100 * rank) for rank in range(worker_count)]
+        each = [(drawn, spec.dim, plan.seconds) for drawn in requests]
+        return float(sum(call_together(running, loops.pull_push_rate, each)))
 
 
 def _ids(metric: str, subject: str, *needs: Need, goal: str = "", limit: str | None = None) -> Line:

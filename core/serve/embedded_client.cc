@@ -8,6 +8,7 @@
 
 #include "base/grow_array.h"
 #include "base/work_crew.h"
+#include "serve/request_builder.h"
 #include "serve/split.h"
 #include "serve/store_client.h"
 
@@ -174,6 +175,10 @@ class EmbeddedClient : public StoreClient {
     if (!spec.ok()) {
       return spec.status();
     }
+    if (values.size() != (*spec)->dim) {
+      return Status{Code::bad_input, title(**spec) + " has " + std::to_string((*spec)->dim) +
+                                         " elements; a push brought " + std::to_string(values.size())};
+    }
     const auto operation = std::make_shared<ClientOperation>();
     operation->what = "push to " + title(**spec);
     const FiniteCheck finite = check_finite(operation->what, {}, values.data(), values.size(), Codec::fp32);
@@ -220,9 +225,6 @@ class EmbeddedClient : public StoreClient {
 
  private:
   static Status closed_status() { return {Code::closed, "this client was closed"}; }
-  static std::string title(const TableSpec& spec) {
-    return (spec.dense ? "tensor '" : "table '") + spec.name + "'";
-  }
 
   Result<std::shared_ptr<const TableSpec>> find(uint32_t table, bool dense) {
     if (closed_) {

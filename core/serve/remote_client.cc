@@ -32,7 +32,7 @@ std::string seconds_text(std::chrono::steady_clock::duration time) {
 RemoteClient::RemoteClient(RemoteOptions options)
     : options_(std::move(options)),
       shared_arena_(make_shared_arena(kSegmentBytesMin, options_.shm_bytes_max)),
-      heap_arena_(make_heap_arena(kWarmBytes)),
+      builder_(options_.placement, options_.terms, shared_arena_, make_heap_arena(kWarmBytes)),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       machine_(options_.identity.client, options_.identity.incarnation, options_.servers.size()) {
   for (size_t i = 0; i < options_.servers.size(); ++i) {
@@ -334,6 +334,14 @@ Result<StoreClient::OperationPtr> RemoteClient::seal(const OperationPtr& operati
   const std::lock_guard lock(mutex_);
   machine_.seal(*operation);
   return operation;
+}
+
+Result<StoreClient::OperationPtr> RemoteClient::seal_push(const OperationPtr& operation) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++pushes_;
+  }
+  return seal(operation);
 }
 
 Status RemoteClient::wait(const OperationPtr& operation, Deadline deadline) {

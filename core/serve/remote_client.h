@@ -15,7 +15,7 @@
 #include <unordered_map>
 
 #include "serve/link.h"
-#include "serve/split.h"
+#include "serve/request_builder.h"
 #include "serve/store_client.h"
 
 namespace shoal {
@@ -79,26 +79,16 @@ class RemoteClient : public StoreClient {
   Status late(const ClientOperation& operation, Deadline started);
   Status begin(ClientOperation& operation, bool is_push, Deadline deadline);
   Result<OperationPtr> seal(const OperationPtr& operation);
+  Result<OperationPtr> seal_push(const OperationPtr& operation);
 
   // remote_requests.cc: what is sent
   Result<std::shared_ptr<const TableSpec>> find(uint32_t table, bool dense);
-  std::shared_ptr<Block> allocate(size_t bytes, bool shared);
   bool any_shm() const;
   Status prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, std::span<float> out);
-  Result<OperationPtr> send_pull(const std::shared_ptr<const TableSpec>& spec, std::span<const int64_t> keys,
-                                 const OperationPtr& operation, Codec codec, Deadline deadline);
-  std::shared_ptr<Request> pull_into_segment(const TableSpec& spec, const SplitKeys& split,
-                                             const std::shared_ptr<Block>& keys, uint32_t server,
-                                             const OperationPtr& operation);
-  std::shared_ptr<Request> pull_inline(const TableSpec& spec, const SplitKeys& split, Codec codec,
-                                       uint32_t server, const OperationPtr& operation);
-  std::shared_ptr<Request> merge_frame(const TableSpec& spec, const SplitKeys& split,
-                                       std::span<const uint32_t> shards, const float* values,
-                                       const PushOptions& options, Merger& merger, FiniteCheck* check);
-  std::shared_ptr<Request> dense_frame(const TableSpec& spec, uint32_t shard, std::span<const float> values,
-                                       const PushOptions& options);
-  std::vector<std::vector<uint32_t>> plan_frames(const SplitKeys& split, size_t row_bytes) const;
+  Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation, std::span<const int64_t> keys,
+                                 Deadline deadline);
   Status send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request, Deadline deadline);
+  Status give_up(const OperationPtr& operation, const char* why);
   using OnReply = std::function<void(const FrameView&)>;
   Status ask(Kind kind, uint32_t server, const Part* part, std::vector<std::byte> body, OnReply on_reply,
              Deadline deadline);
@@ -107,7 +97,7 @@ class RemoteClient : public StoreClient {
 
   const RemoteOptions options_;
   const std::shared_ptr<Arena> shared_arena_;
-  const std::shared_ptr<Arena> heap_arena_;
+  const RequestBuilder builder_;
   const int wake_fd_;
   std::vector<std::unique_ptr<Peer>> peers_;
 

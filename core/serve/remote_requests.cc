@@ -1,9 +1,4 @@
-// What a remote client sends: how pulls and pushes become requests.
-//
-// A push to one shard is one part group in one frame: the shard applies it as one update with one dedupe
-// record. Large pushes are cut into several frames of whole shards, so that a server applies the first
-// while the client still merges the next; their memory is handed back as soon as the server answers, so
-// a few warm blocks serve any amount.
+// What a remote client sends: questions, pulls and pushes.
 #include <algorithm>
 #include <cassert>
 #include <cstring>
@@ -13,60 +8,8 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kFrameBytes = 256 * 1024;
 constexpr size_t kInFlightBytes = size_t{16} << 20;  // per server; stays in the last cache level
 constexpr size_t kMergersKept = 8;
-
-size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-std::string title(const TableSpec& spec) { return (spec.dense ? "tensor '" : "table '") + spec.name + "'"; }
-
-// A pull whose rows come through a socket, and are put in their places here.
-class PullOperation : public ClientOperation {
- public:
-  std::shared_ptr<const TableSpec> spec;
-  Codec codec = Codec::fp32;
-
-  void on_reply(const Request& request, const FrameView& frame) override {
-    for (const Part& part : frame.parts) {
-      if (part.values_segment == 0 && !request.body.empty()) {
-        spec->dense ? place_pieces(request, part, frame.body) : place_rows(request, part, frame.body);
-      }
-    }
-  }
-
- private:
-  void place_rows(const Request& request, const Part& part, std::span<const std::byte> body) {
-    const auto dim = static_cast<uint32_t>(spec->dim);
-    const size_t row_bytes = encoded_bytes(codec, dim);
-    const auto values = array_in(body, part.values_at, part.count * row_bytes);
-    if (!values || part.keys_at > request.keys.size() || part.count > request.keys.size() - part.keys_at) {
-      return;  // a server that answers more than it was asked is not believed
-    }
-    for (size_t i = 0; i < part.count; ++i) {
-      float* to = out + size_t{request.positions[part.keys_at + i]} * dim;
-      decode_rows(codec, values->data() + i * row_bytes, 1, dim, to);
-    }
-  }
-
-  void place_pieces(const Request& request, const Part& part, std::span<const std::byte> body) {
-    if (part.keys_at > request.keys.size() || part.count > request.keys.size() - part.keys_at) {
-      return;
-    }
-    uint32_t at = part.values_at;
-    for (size_t i = 0; i < part.count; ++i) {
-      const int64_t piece = request.keys[part.keys_at + i];
-      const uint32_t floats = spec->floats(piece);
-      const size_t bytes = encoded_bytes(codec, floats);
-      const auto values = array_in(body, at, bytes);
-      if (!values) {
-        return;
-      }
-      decode_rows(codec, values->data(), 1, floats, out + static_cast<size_t>(piece) * kPieceFloats);
-      at += static_cast<uint32_t>(bytes / 4);
-    }
-  }
-};
 
 class AskOperation : public ClientOperation {
  public:
@@ -95,15 +38,6 @@ Result<std::shared_ptr<const TableSpec>> RemoteClient::find(uint32_t table, bool
 
 bool RemoteClient::any_shm() const {
   return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->shm.load(); });
-}
-
-std::shared_ptr<Block> RemoteClient::allocate(size_t bytes, bool shared) {
-  if (shared) {
-    if (auto block = shared_arena_->allocate(std::max<size_t>(bytes, 64))) {
-      return block;
-    }
-  }
-  return heap_arena_->allocate(std::max<size_t>(bytes, 64));
 }
 
 std::unique_ptr<Merger> RemoteClient::take_merger() {
@@ -139,7 +73,7 @@ Status RemoteClient::ask(Kind kind, uint32_t server, const Part* part, std::vect
   if (part != nullptr) {
     request->parts.push_back(*part);
   }
-  request->blocks.push_back(allocate(body.size(), false));
+  request->blocks.push_back(builder_.allocate(body.size(), false));
   if (request->blocks[0] == nullptr) {
     return {Code::internal, "out of memory"};
   }
@@ -221,9 +155,8 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
   return page;
 }
 
-// ---- pulls
-
-Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, std::span<float> out) {
+Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats,
+                                  std::span<float> out) {
   if (Status status = check_out(operation.what, out, rows * row_floats); !status.ok()) {
     return status;
   }
@@ -231,7 +164,7 @@ Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_
   operation.row_floats = row_floats;
   operation.out = out.data();
   if (out.data() == nullptr) {
-    operation.block = allocate(4 * rows * row_floats, any_shm());
+    operation.block = builder_.allocate(4 * rows * row_floats, any_shm());
     if (operation.block == nullptr) {
       return {Code::internal, "out of memory for the " + std::to_string(rows) + " rows of a pull"};
     }
@@ -240,110 +173,33 @@ Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_
   return {};
 }
 
-std::shared_ptr<Request> RemoteClient::pull_into_segment(const TableSpec& spec, const SplitKeys& split,
-                                                         const std::shared_ptr<Block>& keys, uint32_t server,
-                                                         const OperationPtr& operation) {
-  auto request = std::make_shared<Request>();
-  request->blocks = {keys, operation->block};
-  const auto base = static_cast<uint32_t>(keys->offset() / 4);
-  const auto key_segment = static_cast<uint16_t>(keys->segment()->id());
-  const auto value_segment = static_cast<uint16_t>(operation->block->segment()->id());
-  const auto positions_base =
-      static_cast<uint32_t>(reinterpret_cast<std::byte*>(split.positions) - keys->bytes().data()) / 4;
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    if (split.count(shard) == 0 || options_.placement[shard] != server) {
-      continue;
-    }
-    Part part;
-    part.shard = static_cast<uint16_t>(shard);
-    part.table = spec.id;
-    part.term = options_.terms[shard];
-    part.count = split.count(shard);
-    part.keys_segment = key_segment;
-    part.keys_at = base + split.begin[shard] * 2;
-    part.positions_at = base + positions_base + split.begin[shard];
-    part.positions_end = static_cast<uint32_t>(operation->rows);
-    part.values_segment = value_segment;
-    part.values_at = static_cast<uint32_t>(operation->block->offset() / 4);
-    request->parts.push_back(part);
-  }
-  return request;
-}
-
-std::shared_ptr<Request> RemoteClient::pull_inline(const TableSpec& spec, const SplitKeys& split, Codec codec,
-                                                   uint32_t server, const OperationPtr&) {
-  auto request = std::make_shared<Request>();
-  size_t count = 0;
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    count += options_.placement[shard] == server ? split.count(shard) : 0;
-  }
-  const auto block = allocate(padded(8 * count) + 4 * count, false);
-  if (block == nullptr) {
-    return nullptr;
-  }
-  auto* keys = reinterpret_cast<int64_t*>(block->bytes().data());
-  auto* positions = reinterpret_cast<uint32_t*>(block->bytes().data() + padded(8 * count));
-  size_t at = 0;
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    const size_t n = split.count(shard);
-    if (n == 0 || options_.placement[shard] != server) {
-      continue;
-    }
-    std::memcpy(keys + at, split.keys + split.begin[shard], 8 * n);
-    std::memcpy(positions + at, split.positions + split.begin[shard], 4 * n);
-    Part part;
-    part.shard = static_cast<uint16_t>(shard);
-    part.codec = static_cast<uint8_t>(codec);
-    part.table = spec.id;
-    part.term = options_.terms[shard];
-    part.count = static_cast<uint32_t>(n);
-    part.keys_at = static_cast<uint32_t>(at * 2);
-    request->parts.push_back(part);
-    at += n;
-  }
-  request->blocks.push_back(block);
-  request->keys = {keys, count};
-  request->positions = positions;
-  request->body_bytes = padded(8 * count);
-  request->body.push_back(block->bytes().first(request->body_bytes));
-  return request;
-}
-
-Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<const TableSpec>& spec,
-                                                          std::span<const int64_t> keys,
-                                                          const OperationPtr& operation, Codec codec,
-                                                          Deadline deadline) {
-  const bool shared_rows = operation->block != nullptr && operation->block->segment() != nullptr;
-  const auto block = allocate(12 * keys.size() + 64, shared_rows);
-  if (block == nullptr) {
+Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<PullOperation>& operation,
+                                                          std::span<const int64_t> keys, Deadline deadline) {
+  const RequestBuilder::Grouped grouped = builder_.group(*operation->spec, keys, any_shm());
+  if (grouped.block == nullptr) {
     return Status{Code::internal, "out of memory for the keys of a pull"};
   }
-  auto* grouped = reinterpret_cast<int64_t*>(block->bytes().data());
-  const SplitKeys split =
-      split_keys(*spec, keys, shards(), grouped, reinterpret_cast<uint32_t*>(grouped + keys.size()));
-  std::vector<bool> wanted(peers_.size());
+  std::vector<bool> asked(peers_.size());
   for (uint32_t shard = 0; shard < shards(); ++shard) {
-    if (split.count(shard) > 0) {
-      wanted[options_.placement[shard]] = true;
+    if (grouped.split.count(shard) > 0) {
+      asked[builder_.server_of(shard)] = true;
     }
   }
   if (Status status = begin(*operation, false, deadline); !status.ok()) {
     return status;
   }
   for (uint32_t server = 0; server < peers_.size(); ++server) {
-    if (!wanted[server]) {
-      continue;
+    if (asked[server]) {
+      auto request = builder_.pull(operation, grouped, server, peers_[server]->shm);
+      if (request == nullptr) {
+        return give_up(operation, "out of memory for the keys of a pull");
+      }
+      submit(std::move(request));
     }
-    const bool in_place = shared_rows && block->segment() != nullptr && peers_[server]->shm;
-    auto request = in_place ? pull_into_segment(*spec, split, block, server, operation)
-                            : pull_inline(*spec, split, codec, server, operation);
-    if (request == nullptr) {
-      return Status{Code::internal, "out of memory for the keys of a pull"};
-    }
-    request->operation = operation;
-    request->server = server;
-    request->header.kind = static_cast<uint16_t>(Kind::pull);
-    submit(std::move(request));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    ++pulls_;
   }
   return seal(operation);
 }
@@ -361,11 +217,7 @@ Result<StoreClient::OperationPtr> RemoteClient::pull(uint32_t table, std::span<c
   if (Status status = prepare_rows(*operation, keys.size(), (*spec)->dim, out); !status.ok()) {
     return status;
   }
-  {
-    const std::lock_guard lock(mutex_);
-    ++pulls_;
-  }
-  return send_pull(*spec, keys, operation, codec, deadline);
+  return send_pull(operation, keys, deadline);
 }
 
 Result<StoreClient::OperationPtr> RemoteClient::pull_tensor(uint32_t tensor, Codec codec, std::span<float> out,
@@ -385,109 +237,7 @@ Result<StoreClient::OperationPtr> RemoteClient::pull_tensor(uint32_t tensor, Cod
   for (size_t i = 0; i < pieces.size(); ++i) {
     pieces[i] = static_cast<int64_t>(i);
   }
-  {
-    const std::lock_guard lock(mutex_);
-    ++pulls_;
-  }
-  return send_pull(*spec, pieces, operation, codec, deadline);
-}
-
-// ---- pushes
-
-// Frames of whole shards, about kFrameBytes each, the servers' in turn.
-std::vector<std::vector<uint32_t>> RemoteClient::plan_frames(const SplitKeys& split, size_t row_bytes) const {
-  std::vector<std::vector<std::vector<uint32_t>>> by_server(peers_.size());
-  std::vector<size_t> filled(peers_.size(), kFrameBytes);
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    if (split.count(shard) == 0) {
-      continue;
-    }
-    const uint32_t server = options_.placement[shard];
-    if (filled[server] >= kFrameBytes) {
-      by_server[server].emplace_back();
-      filled[server] = 0;
-    }
-    by_server[server].back().push_back(shard);
-    filled[server] += split.count(shard) * (row_bytes + 8);
-  }
-  std::vector<std::vector<uint32_t>> frames;
-  for (size_t i = 0; std::any_of(by_server.begin(), by_server.end(), [&](auto& f) { return i < f.size(); }); ++i) {
-    for (auto& of_server : by_server) {
-      if (i < of_server.size()) {
-        frames.push_back(std::move(of_server[i]));
-      }
-    }
-  }
-  return frames;
-}
-
-std::shared_ptr<Request> RemoteClient::merge_frame(const TableSpec& spec, const SplitKeys& split,
-                                                   std::span<const uint32_t> frame_shards,
-                                                   const float* values, const PushOptions& options,
-                                                   Merger& merger, FiniteCheck* check) {
-  const uint32_t server = options_.placement[frame_shards[0]];
-  const auto dim = static_cast<uint32_t>(spec.dim);
-  const bool shm = peers_[server]->shm;
-  size_t room = 0;
-  size_t largest = 0;
-  for (const uint32_t shard : frame_shards) {
-    room += padded(8 * split.count(shard)) + padded(4 * size_t{dim} * split.count(shard)) + 64;
-    largest = std::max<size_t>(largest, split.count(shard));
-  }
-  const auto block = allocate(room, shm);
-  if (block == nullptr) {
-    return nullptr;
-  }
-  const bool shared = block->segment() != nullptr;
-  const Codec codec = shared || options.mode != PushMode::update ? Codec::fp32 : options.codec;
-  const auto plain = codec == Codec::fp32 ? nullptr : allocate(4 * largest * dim, false);
-  const size_t row_bytes = encoded_bytes(codec, dim);
-  auto request = std::make_shared<Request>();
-  request->server = server;
-  request->header.kind = static_cast<uint16_t>(Kind::push);
-  request->header.step = options.step;
-  request->blocks.push_back(block);
-  const uint32_t base = shared ? static_cast<uint32_t>(block->offset() / 4) : 0;
-  const uint16_t segment = shared ? static_cast<uint16_t>(block->segment()->id()) : uint16_t{0};
-  std::byte* memory = block->bytes().data();
-  size_t at = 0;
-  for (const uint32_t shard : frame_shards) {
-    const std::span<const int64_t> keys(split.keys + split.begin[shard], split.count(shard));
-    const uint32_t* positions = split.positions + split.begin[shard];
-    auto* keys_out = reinterpret_cast<int64_t*>(memory + at);
-    std::byte* values_out = memory + at + padded(8 * keys.size());
-    float* rows = codec == Codec::fp32 ? reinterpret_cast<float*>(values_out)
-                                       : reinterpret_cast<float*>(plain->bytes().data());
-    const uint32_t distinct = options.mode == PushMode::assign
-                                  ? merger.keep_last(keys, positions, values, dim, keys_out, rows)
-                                  : merger.merge(keys, positions, values, dim, keys_out, rows);
-    if (check != nullptr && check->status.ok()) {
-      *check = check_finite("push to " + title(spec) + " (duplicates summed)", {keys_out, distinct}, rows,
-                            dim, codec);
-    }
-    if (codec != Codec::fp32) {
-      encode_rows(codec, rows, distinct, dim, values_out);
-    }
-    Part part;
-    part.shard = static_cast<uint16_t>(shard);
-    part.codec = static_cast<uint8_t>(codec);
-    part.mode = static_cast<uint8_t>(options.mode);
-    part.table = spec.id;
-    part.term = options_.terms[shard];
-    part.count = distinct;
-    part.lr = options.lr;
-    part.keys_segment = segment;
-    part.values_segment = segment;
-    part.keys_at = base + static_cast<uint32_t>(at / 4);
-    part.values_at = base + static_cast<uint32_t>((at + padded(8 * keys.size())) / 4);
-    request->parts.push_back(part);
-    at += padded(8 * keys.size()) + padded(row_bytes * distinct);
-  }
-  if (!shared) {
-    request->body_bytes = at;
-    request->body.push_back(block->bytes().first(at));
-  }
-  return request;
+  return send_pull(operation, pieces, deadline);
 }
 
 Status RemoteClient::send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request,
@@ -496,7 +246,17 @@ Status RemoteClient::send_budgeted(const OperationPtr& operation, std::shared_pt
   request->operation = operation;
   submit(std::move(request));
   pump_if_free();
-  return until([&] { return machine_.bytes_open(server) <= kInFlightBytes; }, deadline);
+  // Once under way a push cannot be taken back: a wait that is too long only means that more memory is
+  // in flight than we like.
+  const Status status = until([&] { return machine_.bytes_open(server) <= kInFlightBytes; }, deadline);
+  return status.code() == Code::closed ? status : Status{};
+}
+
+// Ends an operation that cannot be sent whole; what was sent of it is still answered.
+Status RemoteClient::give_up(const OperationPtr& operation, const char* why) {
+  const std::lock_guard lock(mutex_);
+  machine_.seal(*operation);
+  return {Code::internal, operation->what + ": " + why};
 }
 
 Result<StoreClient::OperationPtr> RemoteClient::push(uint32_t table, std::span<const int64_t> keys,
@@ -516,97 +276,39 @@ Result<StoreClient::OperationPtr> RemoteClient::push(uint32_t table, std::span<c
   if (!finite.status.ok()) {
     return finite.status;
   }
-  const auto scratch = allocate(12 * keys.size() + 64, false);
-  if (scratch == nullptr) {
+  const RequestBuilder::Grouped grouped = builder_.group(**spec, keys, false);
+  if (grouped.block == nullptr) {
     return Status{Code::internal, "out of memory for the keys of a push"};
   }
-  auto* grouped = reinterpret_cast<int64_t*>(scratch->bytes().data());
-  const SplitKeys split =
-      split_keys(**spec, keys, shards(), grouped, reinterpret_cast<uint32_t*>(grouped + keys.size()));
-  const auto frames = plan_frames(split, 4 * (*spec)->dim);
+  const auto frames = builder_.plan_push(grouped.split, 4 * (*spec)->dim);
   std::unique_ptr<Merger> merger = take_merger();
+  const auto build = [&](const std::vector<uint32_t>& frame, FiniteCheck* check) {
+    const bool shm = peers_[builder_.server_of(frame[0])]->shm;
+    return builder_.push(**spec, grouped.split, frame, values, options, shm, *merger, check);
+  };
   // Where a sum might overflow, everything is merged and looked at before the first byte leaves.
   std::vector<std::shared_ptr<Request>> ready;
   FiniteCheck sums;
-  if (!finite.sums_are_safe) {
-    for (const auto& frame : frames) {
-      ready.push_back(merge_frame(**spec, split, frame, values, options, *merger, &sums));
-      if (ready.back() == nullptr || !sums.status.ok()) {
-        return sums.status.ok() ? Status{Code::internal, "out of memory for a push"} : sums.status;
-      }
+  for (size_t i = 0; i < frames.size() && !finite.sums_are_safe; ++i) {
+    ready.push_back(build(frames[i], &sums));
+    if (ready.back() == nullptr || !sums.status.ok()) {
+      return sums.status.ok() ? Status{Code::internal, "out of memory for a push"} : sums.status;
     }
   }
   if (Status status = begin(*operation, true, deadline); !status.ok()) {
     return status;
   }
   for (size_t i = 0; i < frames.size(); ++i) {
-    auto request = ready.empty() ? merge_frame(**spec, split, frames[i], values, options, *merger, nullptr)
-                                 : std::move(ready[i]);
-    // From here on the push is under way: what is sent cannot be taken back, so a wait that is too long
-    // only means that more memory is in flight than we like.
+    auto request = ready.empty() ? build(frames[i], nullptr) : std::move(ready[i]);
     if (request == nullptr) {
-      return Status{Code::internal, "out of memory in the middle of a push"};
+      return give_up(operation, "out of memory in the middle of a push");
     }
-    if (Status s = send_budgeted(operation, std::move(request), deadline); s.code() == Code::closed) {
-      return s;
+    if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) {
+      return status;
     }
   }
   give_back(std::move(merger));
-  {
-    const std::lock_guard lock(mutex_);
-    ++pushes_;
-  }
-  return seal(operation);
-}
-
-std::shared_ptr<Request> RemoteClient::dense_frame(const TableSpec& spec, uint32_t shard,
-                                                   std::span<const float> values, const PushOptions& options) {
-  const uint32_t server = options_.placement[shard];
-  const uint32_t first = (shard + shards() - shard_of_key(spec, 0, shards())) % shards();
-  std::vector<int64_t> pieces;
-  for (uint32_t piece = first; piece < spec.pieces(); piece += shards()) {
-    pieces.push_back(piece);
-  }
-  const size_t key_bytes = padded(8 * pieces.size());
-  const auto block = allocate(key_bytes + pieces.size() * (4 * size_t{kPieceFloats} + 64), peers_[server]->shm);
-  if (block == nullptr) {
-    return nullptr;
-  }
-  const bool shared = block->segment() != nullptr;
-  const Codec codec = shared || options.mode != PushMode::update ? Codec::fp32 : options.codec;
-  std::memcpy(block->bytes().data(), pieces.data(), 8 * pieces.size());
-  size_t at = key_bytes;
-  for (const int64_t piece : pieces) {
-    const uint32_t floats = spec.floats(piece);
-    const float* from = values.data() + static_cast<size_t>(piece) * kPieceFloats;
-    encode_rows(codec, from, 1, floats, block->bytes().data() + at);
-    at += encoded_bytes(codec, floats);
-  }
-  auto request = std::make_shared<Request>();
-  request->server = server;
-  request->header.kind = static_cast<uint16_t>(Kind::push);
-  request->header.step = options.step;
-  request->blocks.push_back(block);
-  Part part;
-  part.shard = static_cast<uint16_t>(shard);
-  part.codec = static_cast<uint8_t>(codec);
-  part.mode = static_cast<uint8_t>(options.mode);
-  part.table = spec.id;
-  part.term = options_.terms[shard];
-  part.count = static_cast<uint32_t>(pieces.size());
-  part.lr = options.lr;
-  part.values_bytes = static_cast<uint32_t>((at - key_bytes) / 4);
-  const uint32_t base = shared ? static_cast<uint32_t>(block->offset() / 4) : 0;
-  part.keys_segment = part.values_segment =
-      shared ? static_cast<uint16_t>(block->segment()->id()) : uint16_t{0};
-  part.keys_at = base;
-  part.values_at = base + static_cast<uint32_t>(key_bytes / 4);
-  request->parts.push_back(part);
-  if (!shared) {
-    request->body_bytes = padded(at);
-    request->body.push_back(block->bytes().first(request->body_bytes));
-  }
-  return request;
+  return seal_push(operation);
 }
 
 Result<StoreClient::OperationPtr> RemoteClient::push_tensor(uint32_t tensor, std::span<const float> values,
@@ -614,6 +316,10 @@ Result<StoreClient::OperationPtr> RemoteClient::push_tensor(uint32_t tensor, std
   const auto spec = find(tensor, true);
   if (!spec.ok()) {
     return spec.status();
+  }
+  if (values.size() != (*spec)->dim) {
+    return Status{Code::bad_input, title(**spec) + " has " + std::to_string((*spec)->dim) +
+                                       " elements; a push brought " + std::to_string(values.size())};
   }
   const auto operation = std::make_shared<ClientOperation>();
   operation->what = "push to " + title(**spec);
@@ -627,19 +333,16 @@ Result<StoreClient::OperationPtr> RemoteClient::push_tensor(uint32_t tensor, std
   }
   const uint32_t first = shard_of_key(**spec, 0, shards());
   for (uint32_t i = 0; i < std::min(shards(), (*spec)->pieces()); ++i) {
-    auto request = dense_frame(**spec, (first + i) % shards(), values, options);
+    const uint32_t shard = (first + i) % shards();
+    auto request = builder_.push_pieces(**spec, shard, values, options, peers_[builder_.server_of(shard)]->shm);
     if (request == nullptr) {
-      return Status{Code::internal, "out of memory in the middle of a push"};
+      return give_up(operation, "out of memory in the middle of a push");
     }
-    if (Status s = send_budgeted(operation, std::move(request), deadline); s.code() == Code::closed) {
-      return s;
+    if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) {
+      return status;
     }
   }
-  {
-    const std::lock_guard lock(mutex_);
-    ++pushes_;
-  }
-  return seal(operation);
+  return seal_push(operation);
 }
 
 }  // namespace shoal

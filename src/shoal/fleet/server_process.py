@@ -14,12 +14,11 @@ import logging
 import os
 import secrets
 import select
-import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -52,11 +51,9 @@ def run_server(
 ) -> None:
     """Serve until a signal (SystemExit) or, where asked for, until stdin ends."""
     check_bind(options.host, token)
-    directory = Path(tempfile.mkdtemp(prefix="shoal-server-"))  # mode 0700
-    unix_path = _unix_path(unix_directory or directory, directory)
     server = None
-    try:
-        with closing(ControlClient(join, token)) as control:
+    with _socket_path(unix_directory) as unix_path, closing(ControlClient(join, token)) as control:
+        try:
             cluster = control.ask(GetCluster(), ClusterInfo, _JOIN_S)
             server = _start(options, token, cluster.shards, unix_path)
             registration = RegisterServer(
@@ -71,12 +68,11 @@ def run_server(
             admitted = control.ask(registration, ServerAdmitted, _JOIN_S)
             _log.info("server %d listens on %s:%d", admitted.index, options.host, server.port)
             _wait(control, registration, watch_stdin)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        if server is not None:
-            server.stop()
-        shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            if server is not None:
+                server.stop()
 
 
 def _start(options: ServerOptions, token: str, shards: int, unix_path: str) -> _core.Server:
@@ -94,13 +90,16 @@ def _start(options: ServerOptions, token: str, shards: int, unix_path: str) -> _
         raise from_core(error, f"cannot start a server on {options.host}:{options.port}") from None
 
 
-def _unix_path(preferred: Path, private: Path) -> str:
-    """Where to put the unix socket: in `preferred` if the name is not too long, else in `private`."""
-    for directory in (preferred.absolute(), private):
-        path = str(directory / f"{os.getpid()}.sock")
-        if len(os.fsencode(path)) <= _UNIX_PATH_BYTES_MAX:
-            return path
-    return ""
+@contextmanager
+def _socket_path(wanted: Path | None) -> Iterator[str]:
+    """Where to put the unix socket: in `wanted` if the name is not too long, else in a private directory."""
+    name = f"{os.getpid()}.sock"
+    if wanted is not None and len(os.fsencode(wanted.absolute() / name)) <= _UNIX_PATH_BYTES_MAX:
+        yield str(wanted.absolute() / name)
+        return
+    with tempfile.TemporaryDirectory(prefix="shoal-server-") as directory:  # mode 0700
+        path = str(Path(directory) / name)
+        yield path if len(os.fsencode(path)) <= _UNIX_PATH_BYTES_MAX else ""
 
 
 def _wait(control: ControlClient, registration: RegisterServer, watch_stdin: bool) -> None:

@@ -196,27 +196,29 @@ class Table:
     def _scan(self, batch_rows: int, seconds: float) -> Iterator[tuple[KeyArray, FloatRows]]:
         parts: list[tuple[KeyArray, FloatRows]] = []
         held = 0
-        for shard in range(self._session.core.shards):
-            cursor = 0
-            while cursor != -1:
-                keys, values, cursor = self._scan_part(shard, cursor, batch_rows - held, seconds)
-                if len(keys):
-                    parts.append((keys, values))
-                    held += len(keys)
-                if held >= batch_rows:
-                    yield _joined(parts)
-                    parts, held = [], 0
+        for keys, values in self._scan_parts(batch_rows, seconds):
+            parts.append((keys, values))
+            held += len(keys)
+            while held >= batch_rows:
+                keys, values = _joined(parts)
+                yield keys[:batch_rows], values[:batch_rows]
+                held -= batch_rows
+                parts = [(keys[batch_rows:], values[batch_rows:])] if held else []
         if parts:
             yield _joined(parts)
 
-    def _scan_part(
-        self, shard: int, cursor: int, rows_max: int, seconds: float
-    ) -> tuple[KeyArray, FloatRows, int]:
-        self._session.check()
-        try:
-            return self._session.core.scan(self._id, shard, cursor, rows_max, seconds)
-        except _core.CoreError as error:
-            raise from_core(error, self._where) from None
+    def _scan_parts(self, rows_max: int, seconds: float) -> Iterator[tuple[KeyArray, FloatRows]]:
+        """What each shard gives at a time: about `rows_max` rows, or none where its index is sparse."""
+        for shard in range(self._session.core.shards):
+            cursor = 0
+            while cursor != -1:
+                self._session.check()
+                try:
+                    keys, values, cursor = self._session.core.scan(self._id, shard, cursor, rows_max, seconds)
+                except _core.CoreError as error:
+                    raise from_core(error, self._where) from None
+                if len(keys):
+                    yield keys, values
 
     def __repr__(self) -> str:
         try:

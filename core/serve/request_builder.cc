@@ -1,0 +1,325 @@
+#include "serve/request_builder.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+namespace shoal {
+namespace {
+
+constexpr size_t kFrameBytes = 256 * 1024;
+
+size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Where the arrays of a frame lie: in its body, or in a shared segment.
+struct Place {
+  uint16_t segment = 0;
+  uint32_t base = 0;  // offset of the block in its memory, in units of four bytes
+
+  static Place of(const Block& block) {
+    if (block.segment() == nullptr) {
+      return {};
+    }
+    return {static_cast<uint16_t>(block.segment()->id()), static_cast<uint32_t>(block.offset() / 4)};
+  }
+  uint32_t at(size_t bytes) const { return base + static_cast<uint32_t>(bytes / 4); }
+};
+
+}  // namespace
+
+std::string title(const TableSpec& spec) { return (spec.dense ? "tensor '" : "table '") + spec.name + "'"; }
+
+void PullOperation::on_reply(const Request& request, const FrameView& frame) {
+  if (request.body.empty()) {
+    return;  // the server wrote into our memory
+  }
+  for (const Part& part : frame.parts) {
+    // A server that answers more than it was asked is not believed.
+    if (part.keys_at <= request.keys.size() && part.count <= request.keys.size() - part.keys_at) {
+      spec->dense ? place_pieces(request, part, frame.body) : place_rows(request, part, frame.body);
+    }
+  }
+}
+
+void PullOperation::place_rows(const Request& request, const Part& part, std::span<const std::byte> body) {
+  const auto dim = static_cast<uint32_t>(spec->dim);
+  const size_t row_bytes = encoded_bytes(codec, dim);
+  const auto values = array_in(body, part.values_at, part.count * row_bytes);
+  if (!values) {
+    return;
+  }
+  for (size_t i = 0; i < part.count; ++i) {
+    float* to = out + size_t{request.positions[part.keys_at + i]} * dim;
+    const std::byte* from = values->data() + i * row_bytes;
+    if (codec == Codec::fp32) {
+      std::memcpy(to, from, row_bytes);
+    } else {
+      decode_rows(codec, from, 1, dim, to);
+    }
+  }
+}
+
+void PullOperation::place_pieces(const Request& request, const Part& part, std::span<const std::byte> body) {
+  uint32_t at = part.values_at;
+  for (size_t i = 0; i < part.count; ++i) {
+    const int64_t piece = request.keys[part.keys_at + i];
+    const uint32_t floats = spec->floats(piece);
+    const size_t bytes = encoded_bytes(codec, floats);
+    const auto values = array_in(body, at, bytes);
+    if (!values) {
+      return;
+    }
+    decode_rows(codec, values->data(), 1, floats, out + static_cast<size_t>(piece) * kPieceFloats);
+    at += static_cast<uint32_t>(bytes / 4);
+  }
+}
+
+RequestBuilder::RequestBuilder(std::vector<uint32_t> placement, std::vector<uint32_t> terms,
+                               std::shared_ptr<Arena> shared, std::shared_ptr<Arena> heap)
+    : placement_(std::move(placement)), terms_(std::move(terms)), shared_(std::move(shared)), heap_(std::move(heap)) {
+  assert(placement_.size() == terms_.size() && heap_ != nullptr);
+}
+
+std::shared_ptr<Block> RequestBuilder::allocate(size_t bytes, bool shared) const {
+  if (shared && shared_ != nullptr) {
+    if (auto block = shared_->allocate(std::max<size_t>(bytes, 64))) {
+      return block;
+    }
+  }
+  return heap_->allocate(std::max<size_t>(bytes, 64));
+}
+
+RequestBuilder::Grouped RequestBuilder::group(const TableSpec& spec, std::span<const int64_t> keys,
+                                              bool shared) const {
+  Grouped grouped;
+  grouped.block = allocate(12 * keys.size() + 64, shared);
+  if (grouped.block != nullptr) {
+    auto* out = reinterpret_cast<int64_t*>(grouped.block->bytes().data());
+    grouped.split = split_keys(spec, keys, shards(), out, reinterpret_cast<uint32_t*>(out + keys.size()));
+  }
+  return grouped;
+}
+
+void RequestBuilder::fill_pull_shared(const PullOperation& operation, const Grouped& grouped, uint32_t server,
+                                      Request& request) const {
+  request.blocks = {grouped.block, operation.block};
+  const SplitKeys& split = grouped.split;
+  const Place keys = Place::of(*grouped.block);
+  const Place rows = Place::of(*operation.block);
+  const size_t positions = size_t{8} * split.begin.back();
+  for (uint32_t shard = 0; shard < shards(); ++shard) {
+    if (split.count(shard) == 0 || placement_[shard] != server) {
+      continue;
+    }
+    Part part;
+    part.shard = static_cast<uint16_t>(shard);
+    part.table = operation.spec->id;
+    part.term = terms_[shard];
+    part.count = split.count(shard);
+    part.keys_segment = keys.segment;
+    part.keys_at = keys.at(size_t{8} * split.begin[shard]);
+    part.positions_at = keys.at(positions + size_t{4} * split.begin[shard]);
+    part.positions_end = static_cast<uint32_t>(operation.rows);
+    part.values_segment = rows.segment;
+    part.values_at = rows.at(0);
+    request.parts.push_back(part);
+  }
+}
+
+bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const SplitKeys& split, uint32_t server,
+                                      Request& request) const {
+  size_t count = 0;
+  for (uint32_t shard = 0; shard < shards(); ++shard) {
+    count += placement_[shard] == server ? split.count(shard) : 0;
+  }
+  const auto block = allocate(padded(8 * count) + 4 * count, false);
+  if (block == nullptr) {
+    return false;
+  }
+  auto* keys = reinterpret_cast<int64_t*>(block->bytes().data());
+  auto* positions = reinterpret_cast<uint32_t*>(block->bytes().data() + padded(8 * count));
+  size_t at = 0;
+  for (uint32_t shard = 0; shard < shards(); ++shard) {
+    const size_t n = split.count(shard);
+    if (n == 0 || placement_[shard] != server) {
+      continue;
+    }
+    std::memcpy(keys + at, split.keys + split.begin[shard], 8 * n);
+    std::memcpy(positions + at, split.positions + split.begin[shard], 4 * n);
+    Part part;
+    part.shard = static_cast<uint16_t>(shard);
+    part.codec = static_cast<uint8_t>(operation.codec);
+    part.table = operation.spec->id;
+    part.term = terms_[shard];
+    part.count = static_cast<uint32_t>(n);
+    part.keys_at = static_cast<uint32_t>(at * 2);
+    request.parts.push_back(part);
+    at += n;
+  }
+  request.blocks.push_back(block);
+  request.keys = {keys, count};
+  request.positions = positions;
+  request.body_bytes = padded(8 * count);
+  request.body.push_back(block->bytes().first(request.body_bytes));
+  return true;
+}
+
+std::shared_ptr<Request> RequestBuilder::pull(const std::shared_ptr<PullOperation>& operation,
+                                              const Grouped& grouped, uint32_t server, bool shm) const {
+  auto request = std::make_shared<Request>();
+  request->operation = operation;
+  request->server = server;
+  request->header.kind = static_cast<uint16_t>(Kind::pull);
+  const bool in_place = shm && operation->block != nullptr && operation->block->segment() != nullptr &&
+                        grouped.block->segment() != nullptr;
+  if (in_place) {
+    fill_pull_shared(*operation, grouped, server, *request);
+  } else if (!fill_pull_inline(*operation, grouped.split, server, *request)) {
+    return nullptr;
+  }
+  return request;
+}
+
+std::vector<std::vector<uint32_t>> RequestBuilder::plan_push(const SplitKeys& split, size_t row_bytes) const {
+  const size_t servers = *std::max_element(placement_.begin(), placement_.end()) + size_t{1};
+  std::vector<std::vector<std::vector<uint32_t>>> by_server(servers);
+  std::vector<size_t> filled(servers, kFrameBytes);
+  size_t longest = 0;
+  for (uint32_t shard = 0; shard < shards(); ++shard) {
+    if (split.count(shard) == 0) {
+      continue;
+    }
+    auto& frames = by_server[placement_[shard]];
+    size_t& bytes = filled[placement_[shard]];
+    if (bytes >= kFrameBytes) {
+      frames.emplace_back();
+      bytes = 0;
+      longest = std::max(longest, frames.size());
+    }
+    frames.back().push_back(shard);
+    bytes += split.count(shard) * (row_bytes + 8);
+  }
+  std::vector<std::vector<uint32_t>> in_turn;
+  for (size_t i = 0; i < longest; ++i) {
+    for (auto& frames : by_server) {
+      if (i < frames.size()) {
+        in_turn.push_back(std::move(frames[i]));
+      }
+    }
+  }
+  return in_turn;
+}
+
+std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const SplitKeys& split,
+                                              std::span<const uint32_t> frame_shards, const float* values,
+                                              const PushOptions& options, bool shm, Merger& merger,
+                                              FiniteCheck* check) const {
+  const auto dim = static_cast<uint32_t>(spec.dim);
+  size_t room = 0;
+  size_t largest = 0;
+  for (const uint32_t shard : frame_shards) {
+    room += padded(8 * split.count(shard)) + padded(4 * size_t{dim} * split.count(shard)) + 64;
+    largest = std::max<size_t>(largest, split.count(shard));
+  }
+  const auto block = allocate(room, shm);
+  if (block == nullptr) {
+    return nullptr;
+  }
+  const bool shared = block->segment() != nullptr;
+  const Codec codec = shared || options.mode != PushMode::update ? Codec::fp32 : options.codec;
+  const auto plain = codec == Codec::fp32 ? nullptr : allocate(4 * largest * dim, false);
+  auto request = std::make_shared<Request>();
+  request->server = placement_[frame_shards[0]];
+  request->header.kind = static_cast<uint16_t>(Kind::push);
+  request->header.step = options.step;
+  request->blocks.push_back(block);
+  const Place place = Place::of(*block);
+  std::byte* memory = block->bytes().data();
+  size_t at = 0;
+  for (const uint32_t shard : frame_shards) {
+    const std::span<const int64_t> keys(split.keys + split.begin[shard], split.count(shard));
+    const uint32_t* positions = split.positions + split.begin[shard];
+    const size_t values_at = at + padded(8 * keys.size());
+    auto* keys_out = reinterpret_cast<int64_t*>(memory + at);
+    auto* rows = reinterpret_cast<float*>(plain == nullptr ? memory + values_at : plain->bytes().data());
+    const uint32_t distinct = options.mode == PushMode::assign
+                                  ? merger.keep_last(keys, positions, values, dim, keys_out, rows)
+                                  : merger.merge(keys, positions, values, dim, keys_out, rows);
+    if (check != nullptr && check->status.ok()) {
+      *check = check_finite("push to " + title(spec) + " (duplicates summed)", {keys_out, distinct}, rows, dim,
+                            codec);
+    }
+    if (plain != nullptr) {
+      encode_rows(codec, rows, distinct, dim, memory + values_at);
+    }
+    Part part;
+    part.shard = static_cast<uint16_t>(shard);
+    part.codec = static_cast<uint8_t>(codec);
+    part.mode = static_cast<uint8_t>(options.mode);
+    part.table = spec.id;
+    part.term = terms_[shard];
+    part.count = distinct;
+    part.lr = options.lr;
+    part.keys_segment = part.values_segment = place.segment;
+    part.keys_at = place.at(at);
+    part.values_at = place.at(values_at);
+    request->parts.push_back(part);
+    at = values_at + padded(encoded_bytes(codec, dim) * distinct);
+  }
+  if (!shared) {
+    request->body_bytes = at;
+    request->body.push_back(block->bytes().first(at));
+  }
+  return request;
+}
+
+std::shared_ptr<Request> RequestBuilder::push_pieces(const TableSpec& spec, uint32_t shard,
+                                                     std::span<const float> values,
+                                                     const PushOptions& options, bool shm) const {
+  std::vector<int64_t> pieces;
+  const uint32_t first = (shard + shards() - shard_of_key(spec, 0, shards())) % shards();
+  for (uint32_t piece = first; piece < spec.pieces(); piece += shards()) {
+    pieces.push_back(piece);
+  }
+  const size_t key_bytes = padded(8 * pieces.size());
+  const auto block = allocate(key_bytes + pieces.size() * (4 * size_t{kPieceFloats} + 64), shm);
+  if (block == nullptr) {
+    return nullptr;
+  }
+  const bool shared = block->segment() != nullptr;
+  const Codec codec = shared || options.mode != PushMode::update ? Codec::fp32 : options.codec;
+  std::memcpy(block->bytes().data(), pieces.data(), 8 * pieces.size());
+  size_t at = key_bytes;
+  for (const int64_t piece : pieces) {
+    const uint32_t floats = spec.floats(piece);
+    const float* from = values.data() + static_cast<size_t>(piece) * kPieceFloats;
+    encode_rows(codec, from, 1, floats, block->bytes().data() + at);
+    at += encoded_bytes(codec, floats);
+  }
+  auto request = std::make_shared<Request>();
+  request->server = placement_[shard];
+  request->header.kind = static_cast<uint16_t>(Kind::push);
+  request->header.step = options.step;
+  request->blocks.push_back(block);
+  const Place place = Place::of(*block);
+  Part part;
+  part.shard = static_cast<uint16_t>(shard);
+  part.codec = static_cast<uint8_t>(codec);
+  part.mode = static_cast<uint8_t>(options.mode);
+  part.table = spec.id;
+  part.term = terms_[shard];
+  part.count = static_cast<uint32_t>(pieces.size());
+  part.lr = options.lr;
+  part.values_bytes = static_cast<uint32_t>((at - key_bytes) / 4);
+  part.keys_segment = part.values_segment = place.segment;
+  part.keys_at = place.at(0);
+  part.values_at = place.at(key_bytes);
+  request->parts.push_back(part);
+  if (!shared) {
+    request->body_bytes = padded(at);
+    request->body.push_back(block->bytes().first(request->body_bytes));
+  }
+  return request;
+}
+
+}  // namespace shoal

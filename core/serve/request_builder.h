@@ -1,0 +1,85 @@
+// How pulls and pushes become requests: the split by shard and server, the merge of duplicates, the parts
+// of each frame and the memory they lie in. No I/O and no state but the placement; the client and the
+// simulator build their requests here.
+//
+// A push to one shard is one part group in one frame: the shard applies it as one update with one dedupe
+// record. Large pushes are cut into several frames of whole shards, so that a server applies the first
+// while the client still merges the next; their memory is handed back as soon as the server answers, so
+// a few warm blocks serve any amount.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "net/shm.h"
+#include "serve/client_machine.h"
+#include "serve/split.h"
+#include "serve/store_client.h"
+
+namespace shoal {
+
+// A pull whose rows may come through a socket, and are then put in their places as replies arrive.
+class PullOperation : public ClientOperation {
+ public:
+  std::shared_ptr<const TableSpec> spec;
+  Codec codec = Codec::fp32;
+
+  void on_reply(const Request& request, const FrameView& frame) override;
+
+ private:
+  void place_rows(const Request& request, const Part& part, std::span<const std::byte> body);
+  void place_pieces(const Request& request, const Part& part, std::span<const std::byte> body);
+};
+
+class RequestBuilder {
+ public:
+  // `terms` by shard; `placement`: shard -> server. `shared` may be null: then nothing is shared.
+  RequestBuilder(std::vector<uint32_t> placement, std::vector<uint32_t> terms, std::shared_ptr<Arena> shared,
+                 std::shared_ptr<Arena> heap);
+
+  uint32_t shards() const { return static_cast<uint32_t>(placement_.size()); }
+  uint32_t server_of(uint32_t shard) const { return placement_[shard]; }
+
+  // Warm memory, shared where asked for and to be had; null when there is none at all.
+  std::shared_ptr<Block> allocate(size_t bytes, bool shared) const;
+
+  // Keys grouped by shard, in a block of their own (behind the keys come the positions).
+  struct Grouped {
+    std::shared_ptr<Block> block;  // null: out of memory
+    SplitKeys split;
+  };
+  Grouped group(const TableSpec& spec, std::span<const int64_t> keys, bool shared) const;
+
+  // The pull of one server's share, or null where it has none. `shm`: the server can reach shared blocks.
+  std::shared_ptr<Request> pull(const std::shared_ptr<PullOperation>& operation, const Grouped& grouped,
+                                uint32_t server, bool shm) const;
+
+  // Frames of whole shards of one server each, the servers' in turn.
+  std::vector<std::vector<uint32_t>> plan_push(const SplitKeys& split, size_t row_bytes) const;
+  // One such frame; null when out of memory. `check` (may be null) looks at the sums of duplicates.
+  std::shared_ptr<Request> push(const TableSpec& spec, const SplitKeys& split,
+                                std::span<const uint32_t> frame_shards, const float* values,
+                                const PushOptions& options, bool shm, Merger& merger,
+                                FiniteCheck* check) const;
+  // All pieces of a dense tensor that lie in `shard`.
+  std::shared_ptr<Request> push_pieces(const TableSpec& spec, uint32_t shard, std::span<const float> values,
+                                       const PushOptions& options, bool shm) const;
+
+ private:
+  void fill_pull_shared(const PullOperation& operation, const Grouped& grouped, uint32_t server,
+                        Request& request) const;
+  bool fill_pull_inline(const PullOperation& operation, const SplitKeys& split, uint32_t server,
+                        Request& request) const;
+
+  const std::vector<uint32_t> placement_;
+  const std::vector<uint32_t> terms_;
+  const std::shared_ptr<Arena> shared_;
+  const std::shared_ptr<Arena> heap_;
+};
+
+// "table 'items'", for messages.
+std::string title(const TableSpec& spec);
+
+}  // namespace shoal
