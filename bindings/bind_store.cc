@@ -67,9 +67,17 @@ class PyClient;
 struct Ticket {
   std::shared_ptr<PyClient> client;
   StoreClient::OperationPtr operation;
-  bool flat = false;           // a tensor: one dimension
-  nb::object out = nb::none(); // the caller's array, kept until the operation is done
+  bool flat = false;  // a tensor: one dimension
 };
+
+// A Python object that C++ keeps, and may let go of on any thread.
+std::shared_ptr<void> keep_object(nb::object object) {
+  PyObject* raw = object.release().ptr();
+  return {raw, [](PyObject* p) {
+            const nb::gil_scoped_acquire acquire;
+            Py_DECREF(p);
+          }};
+}
 
 // A StoreClient that knows which process it belongs to: threads and connections do not survive a fork.
 class PyClient {
@@ -97,15 +105,17 @@ class PyClient {
 
 using PyClientPtr = std::shared_ptr<PyClient>;
 
-// Runs `call` without the GIL and makes a ticket of what it gives.
+// Runs `call` without the GIL and makes a ticket of what it gives. `out` is the caller's array or None:
+// rows may still be written to it after the ticket is dropped, so the operation keeps it.
 template <typename Call>
 Ticket start(const PyClientPtr& self, bool flat, nb::object out, Call call) {
   StoreClient& client = self->use();
+  const std::shared_ptr<void> kept = out.is_none() ? nullptr : keep_object(std::move(out));
   Result<StoreClient::OperationPtr> result = [&] {
     nb::gil_scoped_release release;
-    return call(client);
+    return call(client, kept);
   }();
-  return {self, take(std::move(result)), flat, std::move(out)};
+  return {self, take(std::move(result)), flat};
 }
 
 std::span<float> out_span(const std::optional<Out>& out) {
@@ -155,14 +165,14 @@ Ticket push_rows(const PyClientPtr& self, uint32_t table, const Keys& keys, cons
   if (keys.size() > 0 && (values.ndim() != 2 || values.shape(0) != keys.size())) {
     raise({Code::bad_input, std::to_string(keys.size()) + " keys need as many rows of values"});
   }
-  return start(self, false, nb::none(), [&](StoreClient& client) {
+  return start(self, false, nb::none(), [&](StoreClient& client, const std::shared_ptr<void>&) {
     return client.push(table, {keys.data(), keys.size()}, values.data(), options, deadline_in(timeout_s));
   });
 }
 
 Ticket push_dense(const PyClientPtr& self, uint32_t tensor, const Floats& values, const PushOptions& options,
                   double timeout_s) {
-  return start(self, false, nb::none(), [&](StoreClient& client) {
+  return start(self, false, nb::none(), [&](StoreClient& client, const std::shared_ptr<void>&) {
     return client.push_tensor(tensor, {values.data(), values.size()}, options, deadline_in(timeout_s));
   });
 }
@@ -275,8 +285,8 @@ void bind_rows(nb::class_<PyClient>& c) {
          std::optional<Out> out, double timeout_s) {
         const Codec wire = parse_codec(codec);
         const std::span<float> to = out_span(out);
-        return start(self, false, out ? nb::cast(*out) : nb::none(), [&](StoreClient& client) {
-          return client.pull(table, {keys.data(), keys.size()}, wire, to, deadline_in(timeout_s));
+        return start(self, false, out ? nb::cast(*out) : nb::none(), [&](StoreClient& client, const std::shared_ptr<void>& kept) {
+          return client.pull(table, {keys.data(), keys.size()}, wire, {to, kept}, deadline_in(timeout_s));
         });
       },
       "table"_a, "keys"_a, nb::kw_only(), "codec"_a = "fp32", "out"_a = nb::none(), "timeout_s"_a);
@@ -305,8 +315,8 @@ void bind_tensors(nb::class_<PyClient>& c) {
          double timeout_s) {
         const Codec wire = parse_codec(codec);
         const std::span<float> to = out_span(out);
-        return start(self, true, out ? nb::cast(*out) : nb::none(), [&](StoreClient& client) {
-          return client.pull_tensor(tensor, wire, to, deadline_in(timeout_s));
+        return start(self, true, out ? nb::cast(*out) : nb::none(), [&](StoreClient& client, const std::shared_ptr<void>& kept) {
+          return client.pull_tensor(tensor, wire, {to, kept}, deadline_in(timeout_s));
         });
       },
       "tensor"_a, nb::kw_only(), "codec"_a = "fp32", "out"_a = nb::none(), "timeout_s"_a);
@@ -340,7 +350,11 @@ void bind_store(nb::module_& m) {
   nb::class_<Ticket>(m, "Ticket")
       .def("done", [](const Ticket& self) { return self.operation->done(); })
       .def("wait", &wait_for, "timeout_s"_a)
-      .def("leave", [](const Ticket& self) { self.client->use().leave(self.operation); });
+      .def("leave", [](const Ticket& self) {
+        StoreClient& c = self.client->use();
+        nb::gil_scoped_release release;
+        c.leave(self.operation);
+      });
   nb::class_<PyClient> client(m, "Client");
   client.def_static(
       "embedded",
@@ -377,7 +391,13 @@ void bind_store(nb::module_& m) {
       },
       "table"_a, "timeout_s"_a);
   client.def("scan", &scan, "table"_a, "shard"_a, "cursor"_a, "rows_max"_a, "timeout_s"_a);
-  client.def("counters", [](const PyClientPtr& self) { return counters_dict(self->use().counters()); });
+  client.def("counters", [](const PyClientPtr& self) {
+    StoreClient& c = self->use();
+    return counters_dict([&] {
+      nb::gil_scoped_release release;
+      return c.counters();
+    }());
+  });
   client.def_prop_ro("shards", [](const PyClientPtr& self) { return self->use().shards(); });
   client.def("close", [](const PyClientPtr& self) {
     StoreClient& c = self->use();

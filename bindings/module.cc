@@ -6,6 +6,7 @@
 void bind_update(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
 void bind_server(nanobind::module_& m);
+void bind_protocol(nanobind::module_& m);
 
 NB_MODULE(_core, m) {
   m.doc() = "Shoal's C++ core. Low level: use the `shoal` package.";
@@ -13,4 +14,5 @@ NB_MODULE(_core, m) {
   bind_update(m);
   bind_store(m);
   bind_server(m);
+  bind_protocol(m);
 }

@@ -88,7 +88,7 @@ class EmbeddedClient : public StoreClient {
     return closed_ ? closed_status() : store_.declare(spec);
   }
 
-  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec, std::span<float> out,
+  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec, OutMemory out,
                             Deadline) override {
     const auto spec = find(table, false);
     if (!spec.ok()) {
@@ -146,7 +146,7 @@ class EmbeddedClient : public StoreClient {
     return push_checked(operation, **spec, split, values, options);
   }
 
-  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec, std::span<float> out, Deadline) override {
+  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec, OutMemory out, Deadline) override {
     const auto spec = find(tensor, true);
     if (!spec.ok()) {
       return spec.status();
@@ -238,13 +238,14 @@ class EmbeddedClient : public StoreClient {
     return spec;
   }
 
-  OperationPtr make_rows(const char* verb, const TableSpec& spec, size_t rows, size_t row_floats, std::span<float> out) {
+  OperationPtr make_rows(const char* verb, const TableSpec& spec, size_t rows, size_t row_floats, const OutMemory& out) {
     auto operation = std::make_shared<ClientOperation>();
     operation->what = std::string(verb) + " " + title(spec);
     operation->rows = rows;
     operation->row_floats = row_floats;
-    operation->out = out.data();
-    if (out.data() == nullptr) {
+    operation->out = out.floats.data();
+    operation->keep = out.owner;
+    if (operation->out == nullptr) {
       operation->block = arena_->allocate(std::max<size_t>(64, 4 * rows * row_floats));
       if (operation->block == nullptr) {
         return nullptr;

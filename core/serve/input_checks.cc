@@ -44,9 +44,9 @@ Status name_the_bad(const std::string& what, std::span<const int64_t> keys, cons
 
 }  // namespace
 
-Status check_out(const std::string& what, std::span<float> out, size_t floats) {
-  if (out.data() != nullptr && out.size() != floats) {
-    return {Code::bad_input, what + ": out= has " + std::to_string(out.size()) + " elements; " +
+Status check_out(const std::string& what, const OutMemory& out, size_t floats) {
+  if (out.floats.data() != nullptr && out.floats.size() != floats) {
+    return {Code::bad_input, what + ": out= has " + std::to_string(out.floats.size()) + " elements; " +
                                  std::to_string(floats) + " are needed"};
   }
   return {};

@@ -29,11 +29,11 @@ class RemoteClient : public StoreClient {
   Status connect(Deadline deadline);
 
   Status declare(const TableSpec& spec, Deadline deadline) override;
-  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, std::span<float> out,
+  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, OutMemory out,
                             Deadline deadline) override;
   Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
                             const PushOptions& options, Deadline deadline) override;
-  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, std::span<float> out, Deadline deadline) override;
+  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, OutMemory out, Deadline deadline) override;
   Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values,
                                    const PushOptions& options, Deadline deadline) override;
   Result<TableFigures> figures(uint32_t table, Deadline deadline) override;
@@ -84,7 +84,7 @@ class RemoteClient : public StoreClient {
   // remote_requests.cc: what is sent
   Result<std::shared_ptr<const TableSpec>> find(uint32_t table, bool dense);
   bool any_shm() const;
-  Status prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, std::span<float> out);
+  Status prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, const OutMemory& out);
   Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation, std::span<const int64_t> keys,
                                  Deadline deadline);
   Status send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request, Deadline deadline);

@@ -156,14 +156,15 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
 }
 
 Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats,
-                                  std::span<float> out) {
+                                  const OutMemory& out) {
   if (Status status = check_out(operation.what, out, rows * row_floats); !status.ok()) {
     return status;
   }
   operation.rows = rows;
   operation.row_floats = row_floats;
-  operation.out = out.data();
-  if (out.data() == nullptr) {
+  operation.out = out.floats.data();
+  operation.keep = out.owner;
+  if (operation.out == nullptr) {
     operation.block = builder_.allocate(4 * rows * row_floats, any_shm());
     if (operation.block == nullptr) {
       return {Code::internal, "out of memory for the " + std::to_string(rows) + " rows of a pull"};
@@ -205,7 +206,7 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<
 }
 
 Result<StoreClient::OperationPtr> RemoteClient::pull(uint32_t table, std::span<const int64_t> keys,
-                                                     Codec codec, std::span<float> out, Deadline deadline) {
+                                                     Codec codec, OutMemory out, Deadline deadline) {
   const auto spec = find(table, false);
   if (!spec.ok()) {
     return spec.status();
@@ -220,7 +221,7 @@ Result<StoreClient::OperationPtr> RemoteClient::pull(uint32_t table, std::span<c
   return send_pull(operation, keys, deadline);
 }
 
-Result<StoreClient::OperationPtr> RemoteClient::pull_tensor(uint32_t tensor, Codec codec, std::span<float> out,
+Result<StoreClient::OperationPtr> RemoteClient::pull_tensor(uint32_t tensor, Codec codec, OutMemory out,
                                                             Deadline deadline) {
   const auto spec = find(tensor, true);
   if (!spec.ok()) {

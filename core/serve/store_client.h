@@ -30,6 +30,13 @@ class ClientOperation : public Operation {
   float* out = nullptr;            // first row
   size_t rows = 0;
   size_t row_floats = 0;
+  std::shared_ptr<void> keep;  // whatever must outlive the operation, such as the owner of `out`
+};
+
+// The caller's memory for pulled rows, and what keeps it alive. Without data: the operation's own.
+struct OutMemory {
+  std::span<float> floats = {};
+  std::shared_ptr<void> owner = nullptr;
 };
 
 struct PushOptions {
@@ -54,12 +61,12 @@ class StoreClient {
   virtual Status declare(const TableSpec& spec, Deadline deadline) = 0;
 
   // Rows of `keys`, in their order. `out` without data: into memory of the operation's own.
-  virtual Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, std::span<float> out,
+  virtual Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, OutMemory out,
                                     Deadline deadline) = 0;
   // `values` holds keys.size() rows. Refused wholly, before anything is sent, when a value is not finite.
   virtual Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
                                     const PushOptions& options, Deadline deadline) = 0;
-  virtual Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, std::span<float> out, Deadline deadline) = 0;
+  virtual Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, OutMemory out, Deadline deadline) = 0;
   virtual Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values,
                                            const PushOptions& options, Deadline deadline) = 0;
 
@@ -93,7 +100,7 @@ std::unique_ptr<StoreClient> make_embedded_client(uint32_t shards, size_t thread
 Result<std::unique_ptr<StoreClient>> connect_remote(RemoteOptions options, Deadline deadline);
 
 // Shared by both: whether the caller's memory has just the size that the rows need.
-Status check_out(const std::string& what, std::span<float> out, size_t floats);
+Status check_out(const std::string& what, const OutMemory& out, size_t floats);
 
 // Shared by both: nothing may be pushed that is not finite, also after its encoding and after the sum
 // of its duplicates.

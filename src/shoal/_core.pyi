@@ -65,6 +65,7 @@ class Ticket:
     """One operation in flight. Dropping it does not cancel the operation."""
 
     def done(self) -> bool: ...
+    def leave(self) -> None: ...  # nobody waits at once: carry the operation on in the background
     # Raises CoreError(timeout) after timeout_s; may then be waited for again. Pulls return (n, dim)
     # float32 (tensors: 1-d), or None where the caller gave out=; pushes and assigns return None.
     def wait(self, timeout_s: float) -> NDArray[np.float32] | None: ...

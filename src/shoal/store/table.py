@@ -93,10 +93,13 @@ class Table:
         A pull never stores anything. With `out` (float32, contiguous) the rows are written there and
         `out` is returned.
         """
-        return self.pull_async(keys, out, timeout).wait()
+        return self._pull(keys, out, timeout).wait()
 
     def pull_async(self, keys: ArrayLike, out: ArrayLike = None, timeout: float | None = None) -> Ticket:
         """Begin a pull; the ticket's `wait` gives the rows. `out` must be left alone until then."""
+        return self._pull(keys, out, timeout).in_background()
+
+    def _pull(self, keys: ArrayLike, out: ArrayLike, timeout: float | None) -> Ticket:
         session = self._session
         seconds = session.deadline(timeout)
         key_array = as_keys(keys, self._where)
@@ -124,7 +127,7 @@ class Table:
         are born here. `lr` replaces the optimizer's for this push; `step` is recorded with the rows.
         A gradient that is not finite is refused as a whole: nothing is applied.
         """
-        self.push_async(keys, grads, lr, step, timeout).wait()
+        self._push(keys, grads, lr, step, timeout).wait()
 
     def push_async(
         self,
@@ -135,6 +138,11 @@ class Table:
         timeout: float | None = None,
     ) -> Ticket:
         """Begin a push. The arrays may be reused as soon as this returns."""
+        return self._push(keys, grads, lr, step, timeout).in_background()
+
+    def _push(
+        self, keys: ArrayLike, grads: ArrayLike, lr: float | None, step: int, timeout: float | None
+    ) -> Ticket:
         session = self._session
         seconds = session.deadline(timeout)
         key_array = as_keys(keys, self._where)
@@ -155,10 +163,13 @@ class Table:
 
     def assign(self, keys: ArrayLike, values: ArrayLike, timeout: float | None = None) -> None:
         """Set rows to `values`, float32 of shape keys.shape + (dim,). Of equal keys the last one stays."""
-        self.assign_async(keys, values, timeout).wait()
+        self._assign(keys, values, timeout).wait()
 
     def assign_async(self, keys: ArrayLike, values: ArrayLike, timeout: float | None = None) -> Ticket:
         """Begin an assign. The arrays may be reused as soon as this returns."""
+        return self._assign(keys, values, timeout).in_background()
+
+    def _assign(self, keys: ArrayLike, values: ArrayLike, timeout: float | None) -> Ticket:
         session = self._session
         seconds = session.deadline(timeout)
         key_array = as_keys(keys, self._where)

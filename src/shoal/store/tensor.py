@@ -66,10 +66,13 @@ class Tensor:
 
     def pull(self, out: ArrayLike = None, timeout: float | None = None) -> Any:
         """The present value; with `out` (float32, contiguous) it is written there and `out` returned."""
-        return self.pull_async(out, timeout).wait()
+        return self._pull(out, timeout).wait()
 
     def pull_async(self, out: ArrayLike = None, timeout: float | None = None) -> Ticket:
         """Begin a pull; the ticket's `wait` gives the value. `out` must be left alone until then."""
+        return self._pull(out, timeout).in_background()
+
+    def _pull(self, out: ArrayLike, timeout: float | None) -> Ticket:
         seconds = self._session.deadline(timeout)
         memory = None if out is None else as_out(out, self._shape, self._where).reshape(-1)
         try:
@@ -87,12 +90,15 @@ class Tensor:
 
         A gradient that is not finite is refused as a whole: nothing is applied.
         """
-        self.push_async(grad, lr, step, timeout).wait()
+        self._push(grad, lr, step, timeout).wait()
 
     def push_async(
         self, grad: ArrayLike, lr: float | None = None, step: int = 0, timeout: float | None = None
     ) -> Ticket:
         """Begin a push. The array may be reused as soon as this returns."""
+        return self._push(grad, lr, step, timeout).in_background()
+
+    def _push(self, grad: ArrayLike, lr: float | None, step: int, timeout: float | None) -> Ticket:
         seconds = self._session.deadline(timeout)
         values = as_floats(grad, self._shape, "grad", self._where)
         try:
@@ -110,10 +116,13 @@ class Tensor:
 
     def assign(self, value: ArrayLike, timeout: float | None = None) -> None:
         """Set the value; the optimizer's state stays."""
-        self.assign_async(value, timeout).wait()
+        self._assign(value, timeout).wait()
 
     def assign_async(self, value: ArrayLike, timeout: float | None = None) -> Ticket:
         """Begin an assign. The array may be reused as soon as this returns."""
+        return self._assign(value, timeout).in_background()
+
+    def _assign(self, value: ArrayLike, timeout: float | None) -> Ticket:
         seconds = self._session.deadline(timeout)
         values = as_floats(value, self._shape, "value", self._where)
         try:

@@ -72,6 +72,11 @@ class Ticket:
         self._finished = True
         return self._result
 
+    def in_background(self) -> Ticket:
+        """This ticket, its operation now carried on while nobody waits for it."""
+        self._core.leave()
+        return self
+
     def __repr__(self) -> str:
         return f"<Ticket {self._where}: {'done' if self.done() else 'in flight'}>"
 

@@ -1,0 +1,288 @@
+// The protocol's state machines, for drivers other than the epoll one: the simulator in tests feeds them
+// frame by frame. `_core.protocol` is a low-level door and no part of the public interface.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/mutants.h"
+#include "base/sha256.h"
+#include "errors.h"
+#include "net/handshake.h"
+#include "serve/client_machine.h"
+#include "serve/request_builder.h"
+#include "serve/session.h"
+
+namespace nb = nanobind;
+using namespace shoal;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+nb::bytes to_python(const Bytes& bytes) {
+  return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+std::span<const std::byte> view(const nb::bytes& bytes) {
+  return {reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()};
+}
+
+// Collects reply frames one by one.
+class FrameList : public ReplySink {
+ public:
+  bool room() const override { return true; }
+  Draft begin(size_t parts, size_t body_bytes) override {
+    parts_.assign(parts, Part{});
+    body_.assign(body_bytes, std::byte{});
+    return {parts_.data(), body_.data()};
+  }
+  void finish(Header header) override {
+    Bytes frame = encode_head(header, parts_, body_.size());
+    frame.insert(frame.end(), body_.begin(), body_.end());
+    frames.push_back(std::move(frame));
+  }
+
+  std::vector<Bytes> frames;
+
+ private:
+  std::vector<Part> parts_;
+  Bytes body_;
+};
+
+struct SimServer {
+  SimServer(uint32_t shards, const nb::bytes& token)
+      : state(std::make_shared<ServerState>(shards, Bytes(view(token).begin(), view(token).end()), 0)) {}
+
+  std::shared_ptr<ServerState> state;
+};
+
+// A server's side of one connection. The reader sees one frame per call, as the network delivers it.
+class SimSession {
+ public:
+  explicit SimSession(const SimServer& server) : state_(server.state), session_(*state_) {}
+
+  nb::tuple feed(const nb::bytes& bytes) {
+    FrameReader reader(session_.proved() ? size_t{1} << 30 : kHandshakeBodyMax);
+    FrameList sink;
+    std::vector<int> descriptors;
+    bool open = true;
+    std::span<const std::byte> left = view(bytes);
+    while (open) {
+      Result<std::optional<FrameView>> next = reader.next();
+      if (!next.ok()) {
+        session_.refuse(next.status(), sink);
+        open = false;
+      } else if (*next) {
+        open = session_.on_frame(**next, sink, descriptors) != Session::Outcome::close;
+      } else if (left.empty()) {
+        break;
+      } else {
+        const std::span<std::byte> want = reader.want();
+        const size_t n = std::min(want.size(), left.size());
+        std::memcpy(want.data(), left.data(), n);
+        reader.commit(n);
+        left = left.subspan(n);
+      }
+    }
+    nb::list frames;
+    for (const Bytes& frame : sink.frames) {
+      frames.append(to_python(frame));
+    }
+    return nb::make_tuple(frames, open);
+  }
+
+ private:
+  std::shared_ptr<ServerState> state_;
+  Session session_;
+};
+
+Bytes small_frame(Kind kind, uint64_t client, uint32_t incarnation, const Digest& body) {
+  Header header;
+  header.kind = static_cast<uint16_t>(kind);
+  header.client = client;
+  header.incarnation = incarnation;
+  Bytes frame = encode_head(header, {}, body.size());
+  frame.insert(frame.end(), body.begin(), body.end());
+  return frame;
+}
+
+// A client's machine, its requests as bytes.
+class SimClient {
+ public:
+  SimClient(uint64_t client, uint32_t incarnation, size_t servers, std::vector<uint32_t> placement)
+      : client_(client),
+        incarnation_(incarnation),
+        machine_(client, incarnation, servers),
+        builder_(placement, std::vector<uint32_t>(placement.size(), 1), nullptr, make_heap_arena(1 << 20)) {}
+
+  nb::bytes hello() { return to_python(small_frame(Kind::hello, client_, incarnation_, nonce_)); }
+
+  nb::bytes proof(const nb::bytes& token, const nb::bytes& challenge) {
+    Digest theirs{};
+    if (challenge.size() >= sizeof(Header) + sizeof theirs) {
+      std::memcpy(theirs.data(), challenge.c_str() + sizeof(Header), sizeof theirs);
+    }
+    const Digest proof = client_proof(view(token), nonce_, theirs, client_, incarnation_);
+    return to_python(small_frame(Kind::proof, client_, incarnation_, proof));
+  }
+
+  nb::bytes declare(TableSpec spec) {
+    spec.init.salt = mix64(spec.seed ^ hash_name(spec.name));
+    tables_[spec.id] = std::make_shared<TableSpec>(spec);
+    Header header;
+    header.kind = static_cast<uint16_t>(Kind::declare);
+    header.client = client_;
+    header.incarnation = incarnation_;
+    const Bytes body = encode_table(spec);
+    Bytes frame = encode_head(header, {}, body.size());
+    frame.insert(frame.end(), body.begin(), body.end());
+    return to_python(frame);
+  }
+
+  // The number of the operation, or 0 where 256 pushes are open.
+  uint64_t push(uint32_t table, const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig>& keys,
+                const nb::ndarray<const float, nb::ndim<2>, nb::c_contig>& grads) {
+    const TableSpec& spec = *tables_.at(table);
+    const auto operation = std::make_shared<ClientOperation>();
+    if (!machine_.begin(*operation, true)) {
+      return 0;
+    }
+    const auto grouped = builder_.group(spec, {keys.data(), keys.size()}, false);
+    PushOptions options{.lr = NAN};
+    for (const auto& frame : builder_.plan_push(grouped.split, 4 * spec.dim)) {
+      auto request = builder_.push(spec, grouped.split, frame, grads.data(), options, false, merger_, nullptr);
+      request->operation = operation;
+      machine_.add(std::move(request));
+    }
+    machine_.seal(*operation);
+    operations_[++last_] = operation;
+    return last_;
+  }
+
+  uint64_t pull(uint32_t table, const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig>& keys) {
+    const auto operation = std::make_shared<PullOperation>();
+    operation->spec = tables_.at(table);
+    operation->rows = keys.size();
+    operation->row_floats = operation->spec->dim;
+    operation->block = builder_.allocate(4 * keys.size() * operation->spec->dim, false);
+    operation->out = reinterpret_cast<float*>(operation->block->bytes().data());
+    machine_.begin(*operation, false);
+    const auto grouped = builder_.group(*operation->spec, {keys.data(), keys.size()}, false);
+    for (uint32_t server = 0; server < machine_.servers(); ++server) {
+      machine_.add(builder_.pull(operation, grouped, server, false));
+    }
+    machine_.seal(*operation);
+    operations_[++last_] = operation;
+    return last_;
+  }
+
+  nb::list outgoing(uint32_t server) {
+    nb::list frames;
+    while (const auto request = machine_.next_to_send(server)) {
+      Bytes frame = encode_head(request->header, request->parts, request->body_bytes);
+      for (const auto piece : request->body) {
+        frame.insert(frame.end(), piece.begin(), piece.end());
+      }
+      frames.append(to_python(frame));
+    }
+    return frames;
+  }
+
+  void incoming(uint32_t server, const nb::bytes& bytes) {
+    FrameReader reader(size_t{1} << 30);
+    std::span<const std::byte> left = view(bytes);
+    for (;;) {
+      const auto next = take(reader.next());
+      if (next) {
+        if (const auto request = machine_.find(server, next->header.request)) {
+          const auto code = static_cast<Code>(next->header.code);
+          if (code == Code::ok) {
+            request->operation->on_reply(*request, *next);
+          }
+          if (code != Code::ok || next->header.last != 0) {
+            machine_.answered(server, next->header.request, {code, code == Code::ok ? "" : "refused"});
+          }
+        }
+        continue;
+      }
+      if (left.empty()) {
+        return;
+      }
+      const std::span<std::byte> want = reader.want();
+      const size_t n = std::min(want.size(), left.size());
+      std::memcpy(want.data(), left.data(), n);
+      reader.commit(n);
+      left = left.subspan(n);
+    }
+  }
+
+  void lost(uint32_t server) { machine_.lost(server); }
+  bool done(uint64_t number) const { return operations_.at(number)->done(); }
+  int code(uint64_t number) const { return static_cast<int>(operations_.at(number)->status().code()); }
+  size_t open() const { return machine_.operations_open(); }
+
+  nb::object rows(uint64_t number) const {
+    const auto& operation = operations_.at(number);
+    nb::object array =
+        nb::module_::import_("numpy").attr("empty")(nb::make_tuple(operation->rows, operation->row_floats), "float32");
+    std::memcpy(nb::cast<nb::ndarray<float>>(array).data(), operation->out,
+                4 * operation->rows * operation->row_floats);
+    return array;
+  }
+
+ private:
+  const uint64_t client_;
+  const uint32_t incarnation_;
+  const Digest nonce_{};  // simulated runs replay from a seed: nothing in them is random by itself
+  ClientMachine machine_;
+  RequestBuilder builder_;
+  Merger merger_;
+  std::map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
+  std::map<uint64_t, std::shared_ptr<ClientOperation>> operations_;
+  uint64_t last_ = 0;
+};
+
+}  // namespace
+
+void bind_protocol(nb::module_& parent) {
+  using namespace nb::literals;
+  nb::module_ m = parent.def_submodule("protocol", "The protocol's state machines, for simulators.");
+  nb::class_<SimServer>(m, "Server")
+      .def(nb::init<uint32_t, const nb::bytes&>(), "shards"_a, "token"_a)
+      .def("counters", [](const SimServer& self) {
+        const auto& c = self.state->counters;
+        nb::dict d;
+        d["pushes"] = c.pushes.load();
+        d["duplicates"] = c.duplicates.load();
+        d["refused"] = c.refused.load();
+        return d;
+      });
+  nb::class_<SimSession>(m, "Session")
+      .def(nb::init<const SimServer&>(), "server"_a)
+      .def("feed", &SimSession::feed, "frame"_a);
+  nb::class_<SimClient>(m, "Client")
+      .def(nb::init<uint64_t, uint32_t, size_t, std::vector<uint32_t>>(), "client"_a, "incarnation"_a, "servers"_a,
+           "placement"_a)
+      .def("hello", &SimClient::hello)
+      .def("proof", &SimClient::proof, "token"_a, "challenge"_a)
+      .def("declare", &SimClient::declare, "spec"_a)
+      .def("push", &SimClient::push, "table"_a, "keys"_a, "grads"_a)
+      .def("pull", &SimClient::pull, "table"_a, "keys"_a)
+      .def("outgoing", &SimClient::outgoing, "server"_a)
+      .def("incoming", &SimClient::incoming, "server"_a, "frame"_a)
+      .def("lost", &SimClient::lost, "server"_a)
+      .def("done", &SimClient::done, "operation"_a)
+      .def("code", &SimClient::code, "operation"_a)
+      .def("open", &SimClient::open)
+      .def("rows", &SimClient::rows, "operation"_a);
+#ifdef SHOAL_MUTANTS
+  m.def("set_mutant", [](const std::string& name) { set_mutant(name.c_str()); }, "name"_a);
+#endif
+}
