@@ -26,6 +26,8 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
+constexpr size_t kBodyMax = size_t{1} << 30;
+
 nb::bytes to_python(const Bytes& bytes) {
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
@@ -69,7 +71,8 @@ class SimSession {
   explicit SimSession(const SimServer& server) : state_(server.state), session_(*state_) {}
 
   nb::tuple feed(const nb::bytes& bytes) {
-    FrameReader reader(session_.proved() ? size_t{1} << 30 : kHandshakeBodyMax);
+    FrameReader& reader = reader_;
+    reader.set_body_bytes_max(session_.proved() ? kBodyMax : kHandshakeBodyMax);
     FrameList sink;
     std::vector<int> descriptors;
     bool open = true;
@@ -98,9 +101,12 @@ class SimSession {
     return nb::make_tuple(frames, open);
   }
 
+  bool proved() const { return session_.proved(); }
+
  private:
   std::shared_ptr<ServerState> state_;
   Session session_;
+  FrameReader reader_{kHandshakeBodyMax};
 };
 
 Bytes small_frame(Kind kind, uint64_t client, uint32_t incarnation, const Digest& body) {
@@ -111,6 +117,16 @@ Bytes small_frame(Kind kind, uint64_t client, uint32_t incarnation, const Digest
   Bytes frame = encode_head(header, {}, body.size());
   frame.insert(frame.end(), body.begin(), body.end());
   return frame;
+}
+
+// What a simulator looks at in a frame: (kind, code, seq, low).
+nb::tuple head(const nb::bytes& frame) {
+  Header header;
+  if (frame.size() < sizeof header) {
+    throw nb::value_error("a frame has at least a header");
+  }
+  std::memcpy(&header, frame.c_str(), sizeof header);
+  return nb::make_tuple(header.kind, header.code, header.seq, header.low);
 }
 
 // A client's machine, its requests as bytes.
@@ -196,7 +212,7 @@ class SimClient {
   }
 
   void incoming(uint32_t server, const nb::bytes& bytes) {
-    FrameReader reader(size_t{1} << 30);
+    FrameReader& reader = reader_;
     std::span<const std::byte> left = view(bytes);
     for (;;) {
       const auto next = take(reader.next());
@@ -227,6 +243,9 @@ class SimClient {
   bool done(uint64_t number) const { return operations_.at(number)->done(); }
   int code(uint64_t number) const { return static_cast<int>(operations_.at(number)->status().code()); }
   size_t open() const { return machine_.operations_open(); }
+  bool waits_for(uint32_t server) const { return machine_.has_open(server); }
+  uint64_t low() const { return machine_.low(); }
+  uint64_t retries() const { return machine_.retries(); }
 
   nb::object rows(uint64_t number) const {
     const auto& operation = operations_.at(number);
@@ -244,6 +263,7 @@ class SimClient {
   ClientMachine machine_;
   RequestBuilder builder_;
   Merger merger_;
+  FrameReader reader_{kBodyMax};
   std::map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
   std::map<uint64_t, std::shared_ptr<ClientOperation>> operations_;
   uint64_t last_ = 0;
@@ -266,7 +286,8 @@ void bind_protocol(nb::module_& parent) {
       });
   nb::class_<SimSession>(m, "Session")
       .def(nb::init<const SimServer&>(), "server"_a)
-      .def("feed", &SimSession::feed, "frame"_a);
+      .def("feed", &SimSession::feed, "frame"_a)
+      .def("proved", &SimSession::proved);
   nb::class_<SimClient>(m, "Client")
       .def(nb::init<uint64_t, uint32_t, size_t, std::vector<uint32_t>>(), "client"_a, "incarnation"_a, "servers"_a,
            "placement"_a)
@@ -281,7 +302,11 @@ void bind_protocol(nb::module_& parent) {
       .def("done", &SimClient::done, "operation"_a)
       .def("code", &SimClient::code, "operation"_a)
       .def("open", &SimClient::open)
+      .def("waits_for", &SimClient::waits_for, "server"_a)
+      .def("low", &SimClient::low)
+      .def("retries", &SimClient::retries)
       .def("rows", &SimClient::rows, "operation"_a);
+  m.def("head", &head, "frame"_a);
 #ifdef SHOAL_MUTANTS
   m.def("set_mutant", [](const std::string& name) { set_mutant(name.c_str()); }, "name"_a);
 #endif

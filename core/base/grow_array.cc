@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -15,7 +16,29 @@ constexpr size_t kMappedMin = 256 * 1024;
 // Above this the tail of a half-used huge page is small beside the array.
 constexpr size_t kHugeMin = 4 * 1024 * 1024;
 
+constexpr size_t kHugePage = 2 * 1024 * 1024;
+
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+void* map_anonymous(size_t bytes, int protection) {
+  return mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+// Address space for `bytes` that begins on a huge page, not yet usable; null when there is none.
+std::byte* reserve_aligned(size_t bytes) {
+  void* wide = map_anonymous(bytes + kHugePage, PROT_NONE);
+  if (wide == MAP_FAILED) {
+    return nullptr;
+  }
+  auto* begin = static_cast<std::byte*>(wide);
+  auto* aligned = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(begin), kHugePage));
+  if (aligned != begin) {
+    munmap(begin, static_cast<size_t>(aligned - begin));
+  }
+  const size_t behind = kHugePage - static_cast<size_t>(aligned - begin);
+  munmap(aligned + bytes, behind);
+  return aligned;
+}
 
 }  // namespace
 
@@ -52,44 +75,72 @@ bool GrowArray::reserve(size_t bytes) {
   if (bytes <= capacity_) {
     return true;
   }
-  if (bytes < kMappedMin) {
-    const size_t size = round_up(bytes, 64);
-    auto* fresh = static_cast<std::byte*>(std::aligned_alloc(64, size));
-    if (fresh == nullptr) {
+  return bytes < kMappedMin ? grow_heap(bytes) : bytes < kHugeMin ? grow_mapped(bytes) : grow_huge(bytes);
+}
+
+bool GrowArray::grow_heap(size_t bytes) {
+  const size_t size = round_up(bytes, 64);
+  auto* fresh = static_cast<std::byte*>(std::aligned_alloc(64, size));
+  if (fresh == nullptr) {
+    return false;
+  }
+  std::memset(fresh + capacity_, 0, size - capacity_);
+  move_to(fresh, size);
+  return true;
+}
+
+bool GrowArray::grow_mapped(size_t bytes) {
+  const size_t size = round_up(bytes, kPage);
+  if (!mapped()) {
+    void* fresh = map_anonymous(size, PROT_READ | PROT_WRITE);
+    if (fresh == MAP_FAILED) {
       return false;
     }
-    if (capacity_ > 0) {
-      std::memcpy(fresh, data_, capacity_);
+    move_to(static_cast<std::byte*>(fresh), size);
+    return true;
+  }
+  void* moved = mremap(data_, capacity_, size, MREMAP_MAYMOVE);
+  if (moved == MAP_FAILED) {
+    return false;
+  }
+  data_ = static_cast<std::byte*>(moved);
+  capacity_ = size;
+  return true;
+}
+
+// Begins on a huge page and stays so when it moves: the kernel then moves whole huge pages. The content
+// of a smaller array is copied once, since its pages are small ones.
+bool GrowArray::grow_huge(size_t bytes) {
+  const size_t size = round_up(bytes, kHugePage);
+  std::byte* place = reserve_aligned(size);
+  if (place == nullptr) {
+    return false;
+  }
+  if (capacity_ >= kHugeMin) {
+    if (mremap(data_, capacity_, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) {
+      munmap(place, size);
+      return false;
     }
-    std::memset(fresh + capacity_, 0, size - capacity_);
-    std::free(data_);
-    data_ = fresh;
+    data_ = place;
     capacity_ = size;
     return true;
   }
-  const size_t size = round_up(bytes, kPage);
-  void* fresh = MAP_FAILED;
-  if (mapped()) {
-    fresh = mremap(data_, capacity_, size, MREMAP_MAYMOVE);
-    if (fresh == MAP_FAILED) {
-      return false;
-    }
-  } else {
-    fresh = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (fresh == MAP_FAILED) {
-      return false;
-    }
-    if (capacity_ > 0) {
-      std::memcpy(fresh, data_, capacity_);
-    }
-    std::free(data_);
+  if (mprotect(place, size, PROT_READ | PROT_WRITE) != 0) {
+    munmap(place, size);
+    return false;
   }
-  data_ = static_cast<std::byte*>(fresh);
-  capacity_ = size;
-  if (size >= kHugeMin) {
-    madvise(data_, capacity_, MADV_HUGEPAGE);  // a wish: without huge pages everything works, slower
-  }
+  madvise(place, size, MADV_HUGEPAGE);  // a wish: without huge pages everything works, slower
+  move_to(place, size);
   return true;
+}
+
+void GrowArray::move_to(std::byte* place, size_t size) {
+  if (capacity_ > 0) {
+    std::memcpy(place, data_, capacity_);
+  }
+  reset();
+  data_ = place;
+  capacity_ = size;
 }
 
 }  // namespace shoal

@@ -29,6 +29,10 @@ class GrowArray {
 
  private:
   bool mapped() const;
+  bool grow_heap(size_t bytes);
+  bool grow_mapped(size_t bytes);
+  bool grow_huge(size_t bytes);
+  void move_to(std::byte* place, size_t size);
 
   std::byte* data_ = nullptr;
   size_t capacity_ = 0;

@@ -2,6 +2,7 @@
 
 #include <cassert>
 
+#include "base/mutants.h"
 #include "store/dedupe.h"
 
 namespace shoal {
@@ -14,7 +15,7 @@ ClientMachine::ClientMachine(uint64_t client, uint32_t incarnation, size_t serve
 bool ClientMachine::begin(Operation& operation, bool is_push) {
   assert(operation.open_ == 0 && operation.seq_ == 0);
   if (is_push) {
-    if (next_seq_ >= low() + kOpenPushesMax) {
+    if (next_seq_ >= low() + kOpenPushesMax && !SHOAL_MUTANT(window_ignored)) {
       return false;
     }
     operation.seq_ = next_seq_++;
@@ -59,7 +60,7 @@ std::shared_ptr<Request> ClientMachine::next_to_send(uint32_t server) {
   s.unsent.pop_front();
   s.sent.insert(number);
   const std::shared_ptr<Request>& request = s.open.at(number);
-  request->header.low = low();
+  request->header.low = SHOAL_MUTANT(low_too_high) ? next_seq_ : low();
   return request;
 }
 
@@ -104,6 +105,15 @@ void ClientMachine::answered(uint32_t server, uint64_t number, Status status) {
 void ClientMachine::lost(uint32_t server) {
   PerServer& s = servers_[server];
   retries_ += s.sent.size();
+  if (SHOAL_MUTANT(retry_renamed)) {
+    for (const uint64_t number : s.sent) {
+      uint64_t& seq = s.open.at(number)->header.seq;
+      seq = seq == 0 ? 0 : next_seq_++;
+    }
+  }
+  if (SHOAL_MUTANT(never_again)) {
+    s.sent.clear();
+  }
   // Request numbers grow with time, and whatever was sent is older than what was not.
   s.unsent.insert(s.unsent.begin(), s.sent.begin(), s.sent.end());
   s.sent.clear();

@@ -107,7 +107,8 @@ class EmbeddedClient : public StoreClient {
     each_shard(split, [&](uint32_t shard) {
       const PullTarget target{.out = reinterpret_cast<std::byte*>(operation->out),
                               .positions = split.positions + split.begin[shard],
-                              .positions_end = static_cast<uint32_t>(keys.size())};
+                              .positions_end = static_cast<uint32_t>(keys.size()),
+                              .stream = 4 * keys.size() * (*spec)->dim >= kStreamBytesMin};
       const PullPart part{.table = table, .term = 1, .keys = group(split, shard)};
       failed.note(store_.shard(shard).pull(part, target).status);
     });

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "base/mutants.h"
 #include "net/handshake.h"
 
 namespace shoal {
@@ -99,13 +100,13 @@ Session::Outcome Session::on_proof(const FrameView& frame, ReplySink& sink) {
   gate_ = server_.gate(header.client);
   {
     const std::lock_guard lock(gate_->mutex);  // waits for a request that an older connection still runs
-    if (header.incarnation < gate_->incarnation) {
+    if (header.incarnation < gate_->incarnation && !SHOAL_MUTANT(accept_old_incarnation)) {
       return refuse_and_close({Code::fenced, "incarnation " + std::to_string(header.incarnation) +
                                                  " of client " + std::to_string(header.client) +
                                                  " is fenced: a newer one of the same name has connected"},
                               sink);
     }
-    if (header.incarnation > gate_->incarnation) {
+    if (header.incarnation > gate_->incarnation || SHOAL_MUTANT(reconnect_forgets)) {
       server_.store.fence(header.client, header.incarnation);
     }
     gate_->incarnation = header.incarnation;
@@ -134,7 +135,7 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
                             sink);
   }
   const std::lock_guard lock(gate_->mutex);
-  if (gate_->session != number_) {
+  if (gate_->session != number_ && !SHOAL_MUTANT(accept_old_incarnation)) {
     // The same client has connected again: this connection is an old one's rest.
     phase_ = Phase::closed;
     return Outcome::close;

@@ -195,8 +195,10 @@ Session::Outcome Session::pull(const FrameView& frame, ReplySink& sink) {
       const size_t room = std::max<size_t>(1, (kReplyBytes - body) / row_bytes);
       const size_t rows = std::min(request->keys.size() - pull_row_, room);
       request->keys = request->keys.subspan(pull_row_, rows);
-      pieces.push_back({&part, *request, pull_first_ + pull_row_, rows * row_bytes});
-      body += rows * row_bytes;
+      // Offsets count in fours, and rows of an odd dim in 16 bits need not end on one.
+      const size_t bytes = (rows * row_bytes + 3) / 4 * 4;
+      pieces.push_back({&part, *request, pull_first_ + pull_row_, bytes});
+      body += bytes;
       pull_row_ += rows;
       if (pull_row_ == part.count) {
         ++pull_part_;
@@ -264,6 +266,7 @@ Session::Outcome Session::pull_into_segments(const FrameView& frame, ReplySink& 
     target.positions = spec->dense ? nullptr : reinterpret_cast<const uint32_t*>(positions->data());
     target.positions_end = part.positions_end;
     target.in_place = spec->dense;
+    target.stream = room >= kStreamBytesMin;
     jobs.push_back({*request, target});
   }
   std::vector<Ack> acks(jobs.size());

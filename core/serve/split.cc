@@ -10,7 +10,7 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kAhead = 6;  // rows asked for before they are read
+constexpr size_t kAhead = 16;  // rows asked for before they are read
 
 void add_row(float* sum, const float* row, uint32_t dim) {
   for (uint32_t i = 0; i < dim; ++i) {

@@ -29,7 +29,7 @@ Dedupe::Answer Dedupe::check(const PushIdentity& push) const {
     return {Verdict::duplicate, 0};
   }
   for (const Applied& applied : record->applied) {
-    if (applied.seq == push.seq) {
+    if (applied.seq == push.seq || (applied.seq > push.seq && SHOAL_MUTANT(newest_only))) {
       return {Verdict::duplicate, applied.version};
     }
   }
@@ -44,13 +44,16 @@ void Dedupe::record(const PushIdentity& push, uint64_t version) {
   record.low = std::max(record.low, push.low);
   std::erase_if(record.applied, [&](const Applied& applied) { return applied.seq < record.low; });
   record.applied.push_back({push.seq, version});
+  if (SHOAL_MUTANT(few_records) && record.applied.size() > 2) {
+    record.applied.erase(record.applied.begin());
+  }
   assert(record.applied.size() <= kOpenPushesMax || SHOAL_MUTANT(dedupe_off) ||
          SHOAL_MUTANT(accept_old_incarnation));
 }
 
 void Dedupe::fence(uint64_t client, uint32_t incarnation) {
   Record& record = records_[client];
-  if (incarnation > record.incarnation) {
+  if (incarnation > record.incarnation || SHOAL_MUTANT(reconnect_forgets)) {
     record = Record{.incarnation = incarnation, .low = 0, .applied = {}};
   }
 }

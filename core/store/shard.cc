@@ -24,7 +24,7 @@ std::optional<size_t> bytes_of(const std::variant<TableRows, DensePieces>& rows,
     }
     bytes += encoded_bytes(codec, pieces.spec().floats(key));
   }
-  return bytes;
+  return (bytes + 3) / 4 * 4;  // as the wire counts them
 }
 
 }  // namespace

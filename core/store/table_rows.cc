@@ -1,8 +1,13 @@
 #include "store/table_rows.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <cassert>
+#include <cstdint>
 #include <cstring>
 
 #include "base/hash.h"
@@ -30,6 +35,32 @@ size_t grown(size_t capacity, size_t needed) { return std::max(needed, capacity 
 
 uint64_t hash_of(int64_t key) { return mix64(static_cast<uint64_t>(key)); }
 
+void prefetch_row(const float* row, size_t bytes) {
+  if (row == nullptr) {
+    return;
+  }
+  const auto* first = reinterpret_cast<const std::byte*>(row);
+  for (size_t at = 0; at < std::min<size_t>(bytes, 512); at += 64) {
+    __builtin_prefetch(first + at);
+  }
+}
+
+// Past the caches: a line of a result too large for them need not be read before it is written.
+bool stream_row(std::byte* out, const float* row, size_t bytes) {
+#if defined(__SSE2__)
+  if (reinterpret_cast<uintptr_t>(out) % 16 == 0 && bytes % 16 == 0) {
+    const auto* from = reinterpret_cast<const __m128i*>(row);
+    auto* to = reinterpret_cast<__m128i*>(out);
+    for (size_t i = 0; i < bytes / 16; ++i) {
+      _mm_stream_si128(to + i, _mm_loadu_si128(from + i));
+    }
+    return true;
+  }
+#endif
+  static_cast<void>(out), static_cast<void>(row), static_cast<void>(bytes);
+  return false;
+}
+
 void copy_row(std::byte* out, const float* row, size_t bytes) {
   const auto* from = reinterpret_cast<const std::byte*>(row);
   size_t done = 0;
@@ -54,45 +85,57 @@ size_t TableRows::memory_bytes() const {
   return index_.memory_bytes() + rows_.capacity() + meta_.capacity();
 }
 
+// A pipeline of three stages, so that no key waits for memory: the index line of key i + 2 * kAhead is
+// asked for, the row of key i + kAhead is looked up and asked for, and the row of key i is copied.
 bool TableRows::pull(std::span<const int64_t> keys, const PullTarget& target) const {
+  constexpr size_t kAhead = 12;
+  constexpr size_t kRing = 32;  // a power of two above 2 * kAhead
   const size_t row_bytes = encoded_bytes(target.codec, dim_);
   const bool plain = target.codec == Codec::fp32;
   std::vector<float> fresh(dim_);
-  std::array<uint64_t, kBlock> hashes;
-  std::array<const float*, kBlock> rows;
-  for (size_t first = 0; first < keys.size(); first += kBlock) {
-    const size_t count = std::min(kBlock, keys.size() - first);
-    for (size_t i = 0; i < count; ++i) {
-      hashes[i] = hash_of(keys[first + i]);
-      index_.prefetch(hashes[i]);
+  std::array<uint64_t, kRing> hashes;
+  std::array<const float*, kRing> rows;
+  for (size_t step = 0; step < keys.size() + 2 * kAhead; ++step) {
+    if (step < keys.size()) {
+      hashes[step % kRing] = hash_of(keys[step]);
+      index_.prefetch(hashes[step % kRing]);
     }
-    for (size_t i = 0; i < count; ++i) {
-      const uint32_t slot = index_.find(keys[first + i], hashes[i]);
-      rows[i] = slot == Index::kAbsent ? nullptr : row(slot);
-      __builtin_prefetch(rows[i]);
+    if (const size_t i = step - kAhead; step >= kAhead && i < keys.size()) {
+      const uint32_t slot = index_.find(keys[i], hashes[i % kRing]);
+      rows[i % kRing] = slot == Index::kAbsent ? nullptr : row(slot);
+      prefetch_row(rows[i % kRing], 4 * dim_);
     }
-    for (size_t i = 0; i < count; ++i) {
-      uint32_t position = static_cast<uint32_t>(first + i);
-      if (target.positions != nullptr) {
-        // Read once: the array may lie in memory that a peer can still write to.
-        position = *static_cast<const volatile uint32_t*>(target.positions + first + i);
-        if (position >= target.positions_end) {
-          return false;
-        }
+    if (step < 2 * kAhead) {
+      continue;
+    }
+    const size_t i = step - 2 * kAhead;
+    uint32_t position = static_cast<uint32_t>(i);
+    if (target.positions != nullptr) {
+      // Read once: the array may lie in memory that a peer can still write to.
+      position = *static_cast<const volatile uint32_t*>(target.positions + i);
+      if (position >= target.positions_end) {
+        return false;
       }
-      const float* source = rows[i];
-      if (source == nullptr) {
-        init_row(spec_->init, keys[first + i], fresh.data(), dim_);
-        source = fresh.data();
-      }
-      std::byte* out = target.out + size_t{position} * row_bytes;
-      if (plain) {
+    }
+    const float* source = rows[i % kRing];
+    if (source == nullptr) {
+      init_row(spec_->init, keys[i], fresh.data(), dim_);
+      source = fresh.data();
+    }
+    std::byte* out = target.out + size_t{position} * row_bytes;
+    if (plain) {
+      if (!target.stream || !stream_row(out, source, row_bytes)) {
         copy_row(out, source, row_bytes);
-      } else {
-        encode_rows(target.codec, source, 1, dim_, out);
       }
+    } else {
+      encode_rows(target.codec, source, 1, dim_, out);
     }
   }
+#if defined(__SSE2__)
+  if (target.stream) {
+    _mm_sfence();  // streamed lines are seen before whatever says that they are there
+  }
+#endif
   return true;
 }
 

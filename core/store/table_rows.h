@@ -22,8 +22,12 @@ struct PullTarget {
   const uint32_t* positions = nullptr;
   uint32_t positions_end = 0;  // positions come from a peer: each is checked against this
   Codec codec = Codec::fp32;
+  bool stream = false;    // the whole result is larger than the caches: write past them
   bool in_place = false;  // dense tensors: `out` is the whole tensor, a piece goes to its place in it
 };
+
+// Results above this are written past the caches.
+inline constexpr size_t kStreamBytesMin = size_t{8} << 20;
 
 struct ScanPage {
   std::vector<int64_t> keys;
