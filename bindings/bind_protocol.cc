@@ -172,7 +172,7 @@ class SimClient {
     }
     const auto grouped = builder_.group(spec, {keys.data(), keys.size()}, false);
     PushOptions options{.lr = NAN};
-    for (const auto& frame : builder_.plan_push(grouped.split, 4 * spec.dim)) {
+    for (const auto& frame : builder_.plan(grouped.split, 4 * spec.dim, kPushFrameBytes)) {
       auto request = builder_.push(spec, grouped.split, frame, grads.data(), options, false, merger_, nullptr);
       request->operation = operation;
       machine_.add(std::move(request));
@@ -191,8 +191,8 @@ class SimClient {
     operation->out = reinterpret_cast<float*>(operation->block->bytes().data());
     machine_.begin(*operation, false);
     const auto grouped = builder_.group(*operation->spec, {keys.data(), keys.size()}, false);
-    for (uint32_t server = 0; server < machine_.servers(); ++server) {
-      machine_.add(builder_.pull(operation, grouped, server, false));
+    for (const auto& frame : builder_.plan(grouped.split, 4 * operation->row_floats, kPullFrameBytes)) {
+      machine_.add(builder_.pull(operation, grouped, frame, false, merger_));
     }
     machine_.seal(*operation);
     operations_[++last_] = operation;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <mutex>
 
+#include "base/copy.h"
 #include "base/grow_array.h"
 #include "base/work_crew.h"
 #include "serve/request_builder.h"

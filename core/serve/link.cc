@@ -62,7 +62,9 @@ Result<std::unique_ptr<Link>> Link::dial(const ServerAddress& address, std::opti
   if (!socket.ok()) {
     return Status{socket.status().code(), address.name() + ": " + socket.status().message()};
   }
-  set_buffers(socket->get(), kSocketBufferBytes);
+  if (lane != Lane::tcp) {
+    set_buffers(socket->get(), kSocketBufferBytes);  // tcp tunes its own, and better
+  }
   auto link = std::make_unique<Link>(std::move(*socket), lane);
   if (Status status = link->handshake(identity, deadline); !status.ok()) {
     return Status{status.code(), address.name() + ": " + status.message()};

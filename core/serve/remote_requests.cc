@@ -180,24 +180,22 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<
   if (grouped.block == nullptr) {
     return Status{Code::internal, "out of memory for the keys of a pull"};
   }
-  std::vector<bool> asked(peers_.size());
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    if (grouped.split.count(shard) > 0) {
-      asked[builder_.server_of(shard)] = true;
-    }
-  }
   if (Status status = begin(*operation, false, deadline); !status.ok()) {
     return status;
   }
-  for (uint32_t server = 0; server < peers_.size(); ++server) {
-    if (asked[server]) {
-      auto request = builder_.pull(operation, grouped, server, peers_[server]->shm);
-      if (request == nullptr) {
-        return give_up(operation, "out of memory for the keys of a pull");
-      }
-      submit(std::move(request));
+  // A server that writes into our memory is asked once; one that answers through a socket begins with
+  // the first shards while the next are prepared.
+  const size_t frame_bytes = any_shm() ? SIZE_MAX : kPullFrameBytes;
+  std::unique_ptr<Merger> merger = take_merger();
+  for (const auto& frame : builder_.plan(grouped.split, 4 * operation->row_floats, frame_bytes)) {
+    const bool shm = peers_[builder_.server_of(frame[0])]->shm;
+    auto request = builder_.pull(operation, grouped, frame, shm, *merger);
+    if (request == nullptr) {
+      return give_up(operation, "out of memory for the keys of a pull");
     }
+    submit(std::move(request));
   }
+  give_back(std::move(merger));
   {
     const std::lock_guard lock(mutex_);
     ++pulls_;
@@ -281,7 +279,7 @@ Result<StoreClient::OperationPtr> RemoteClient::push(uint32_t table, std::span<c
   if (grouped.block == nullptr) {
     return Status{Code::internal, "out of memory for the keys of a push"};
   }
-  const auto frames = builder_.plan_push(grouped.split, 4 * (*spec)->dim);
+  const auto frames = builder_.plan(grouped.split, 4 * (*spec)->dim, kPushFrameBytes);
   std::unique_ptr<Merger> merger = take_merger();
   const auto build = [&](const std::vector<uint32_t>& frame, FiniteCheck* check) {
     const bool shm = peers_[builder_.server_of(frame[0])]->shm;

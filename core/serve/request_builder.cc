@@ -4,10 +4,10 @@
 #include <cassert>
 #include <cstring>
 
+#include "base/copy.h"
+
 namespace shoal {
 namespace {
-
-constexpr size_t kFrameBytes = 256 * 1024;
 
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -48,14 +48,20 @@ void PullOperation::place_rows(const Request& request, const Part& part, std::sp
   if (!values) {
     return;
   }
-  for (size_t i = 0; i < part.count; ++i) {
-    float* to = out + size_t{request.positions[part.keys_at + i]} * dim;
-    const std::byte* from = values->data() + i * row_bytes;
-    if (codec == Codec::fp32) {
-      std::memcpy(to, from, row_bytes);
-    } else {
-      decode_rows(codec, from, 1, dim, to);
+  const bool stream = 4 * rows * row_floats >= kStreamBytesMin;
+  std::vector<float> decoded(codec == Codec::fp32 ? 0 : dim);
+  for (size_t n = part.keys_at; n < size_t{part.keys_at} + part.count; ++n) {
+    const std::byte* from = values->data() + (n - part.keys_at) * row_bytes;
+    if (codec != Codec::fp32) {
+      decode_rows(codec, from, 1, dim, decoded.data());
+      from = reinterpret_cast<const std::byte*>(decoded.data());
     }
+    for (uint32_t i = n == 0 ? 0 : request.ends[n - 1]; i < request.ends[n]; ++i) {
+      copy_floats(out + size_t{request.positions[i]} * dim, from, dim, stream);
+    }
+  }
+  if (stream) {
+    finish_streaming();
   }
 }
 
@@ -100,17 +106,14 @@ RequestBuilder::Grouped RequestBuilder::group(const TableSpec& spec, std::span<c
   return grouped;
 }
 
-void RequestBuilder::fill_pull_shared(const PullOperation& operation, const Grouped& grouped, uint32_t server,
-                                      Request& request) const {
+void RequestBuilder::fill_pull_shared(const PullOperation& operation, const Grouped& grouped,
+                                      std::span<const uint32_t> frame_shards, Request& request) const {
   request.blocks = {grouped.block, operation.block};
   const SplitKeys& split = grouped.split;
   const Place keys = Place::of(*grouped.block);
   const Place rows = Place::of(*operation.block);
   const size_t positions = size_t{8} * split.begin.back();
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    if (split.count(shard) == 0 || placement_[shard] != server) {
-      continue;
-    }
+  for (const uint32_t shard : frame_shards) {
     Part part;
     part.shard = static_cast<uint16_t>(shard);
     part.table = operation.spec->id;
@@ -126,64 +129,70 @@ void RequestBuilder::fill_pull_shared(const PullOperation& operation, const Grou
   }
 }
 
-bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const SplitKeys& split, uint32_t server,
+bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const SplitKeys& split,
+                                      std::span<const uint32_t> frame_shards, Merger& merger,
                                       Request& request) const {
   size_t count = 0;
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    count += placement_[shard] == server ? split.count(shard) : 0;
+  for (const uint32_t shard : frame_shards) {
+    count += split.count(shard);
   }
-  const auto block = allocate(padded(8 * count) + 4 * count, false);
+  const auto block = allocate(padded(8 * count) + 8 * count, false);
   if (block == nullptr) {
     return false;
   }
   auto* keys = reinterpret_cast<int64_t*>(block->bytes().data());
   auto* positions = reinterpret_cast<uint32_t*>(block->bytes().data() + padded(8 * count));
-  size_t at = 0;
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    const size_t n = split.count(shard);
-    if (n == 0 || placement_[shard] != server) {
-      continue;
-    }
-    std::memcpy(keys + at, split.keys + split.begin[shard], 8 * n);
-    std::memcpy(positions + at, split.positions + split.begin[shard], 4 * n);
+  uint32_t* ends = positions + count;
+  size_t distinct = 0;
+  uint32_t placed = 0;
+  for (const uint32_t shard : frame_shards) {
+    const std::span<const int64_t> group(split.keys + split.begin[shard], split.count(shard));
     Part part;
     part.shard = static_cast<uint16_t>(shard);
     part.codec = static_cast<uint8_t>(operation.codec);
     part.table = operation.spec->id;
     part.term = terms_[shard];
-    part.count = static_cast<uint32_t>(n);
-    part.keys_at = static_cast<uint32_t>(at * 2);
+    part.count = merger.distinct(group, split.positions + split.begin[shard], keys + distinct,
+                                 positions + placed, ends + distinct);
+    part.keys_at = static_cast<uint32_t>(distinct * 2);
+    for (size_t n = distinct; n < distinct + part.count; ++n) {
+      ends[n] += placed;
+    }
+    distinct += part.count;
+    placed += split.count(shard);
     request.parts.push_back(part);
-    at += n;
   }
   request.blocks.push_back(block);
-  request.keys = {keys, count};
+  request.keys = {keys, distinct};
   request.positions = positions;
-  request.body_bytes = padded(8 * count);
+  request.ends = ends;
+  request.body_bytes = padded(8 * distinct);
   request.body.push_back(block->bytes().first(request.body_bytes));
   return true;
 }
 
 std::shared_ptr<Request> RequestBuilder::pull(const std::shared_ptr<PullOperation>& operation,
-                                              const Grouped& grouped, uint32_t server, bool shm) const {
+                                              const Grouped& grouped, std::span<const uint32_t> frame_shards,
+                                              bool shm, Merger& merger) const {
   auto request = std::make_shared<Request>();
   request->operation = operation;
-  request->server = server;
+  request->server = placement_[frame_shards[0]];
   request->header.kind = static_cast<uint16_t>(Kind::pull);
   const bool in_place = shm && operation->block != nullptr && operation->block->segment() != nullptr &&
                         grouped.block->segment() != nullptr;
   if (in_place) {
-    fill_pull_shared(*operation, grouped, server, *request);
-  } else if (!fill_pull_inline(*operation, grouped.split, server, *request)) {
+    fill_pull_shared(*operation, grouped, frame_shards, *request);
+  } else if (!fill_pull_inline(*operation, grouped.split, frame_shards, merger, *request)) {
     return nullptr;
   }
   return request;
 }
 
-std::vector<std::vector<uint32_t>> RequestBuilder::plan_push(const SplitKeys& split, size_t row_bytes) const {
+std::vector<std::vector<uint32_t>> RequestBuilder::plan(const SplitKeys& split, size_t row_bytes,
+                                                        size_t frame_bytes) const {
   const size_t servers = *std::max_element(placement_.begin(), placement_.end()) + size_t{1};
   std::vector<std::vector<std::vector<uint32_t>>> by_server(servers);
-  std::vector<size_t> filled(servers, kFrameBytes);
+  std::vector<size_t> filled(servers, frame_bytes);
   size_t longest = 0;
   for (uint32_t shard = 0; shard < shards(); ++shard) {
     if (split.count(shard) == 0) {
@@ -191,7 +200,7 @@ std::vector<std::vector<uint32_t>> RequestBuilder::plan_push(const SplitKeys& sp
     }
     auto& frames = by_server[placement_[shard]];
     size_t& bytes = filled[placement_[shard]];
-    if (bytes >= kFrameBytes) {
+    if (bytes >= frame_bytes) {
       frames.emplace_back();
       bytes = 0;
       longest = std::max(longest, frames.size());

@@ -33,6 +33,9 @@ class PullOperation : public ClientOperation {
   void place_pieces(const Request& request, const Part& part, std::span<const std::byte> body);
 };
 
+inline constexpr size_t kPushFrameBytes = 256 * 1024;       // merged while the one before is applied
+inline constexpr size_t kPullFrameBytes = 4 * 1024 * 1024;  // of rows that come back through a socket
+
 class RequestBuilder {
  public:
   // `terms` by shard; `placement`: shard -> server. `shared` may be null: then nothing is shared.
@@ -52,12 +55,13 @@ class RequestBuilder {
   };
   Grouped group(const TableSpec& spec, std::span<const int64_t> keys, bool shared) const;
 
-  // The pull of one server's share, or null where it has none. `shm`: the server can reach shared blocks.
-  std::shared_ptr<Request> pull(const std::shared_ptr<PullOperation>& operation, const Grouped& grouped,
-                                uint32_t server, bool shm) const;
+  // Frames of whole shards of one server each, about `frame_bytes` each, the servers' in turn.
+  std::vector<std::vector<uint32_t>> plan(const SplitKeys& split, size_t row_bytes, size_t frame_bytes) const;
 
-  // Frames of whole shards of one server each, the servers' in turn.
-  std::vector<std::vector<uint32_t>> plan_push(const SplitKeys& split, size_t row_bytes) const;
+  // One such frame of a pull; null when out of memory. `shm`: its server can reach shared blocks, and
+  // writes the rows in their places itself. Otherwise each distinct key travels once.
+  std::shared_ptr<Request> pull(const std::shared_ptr<PullOperation>& operation, const Grouped& grouped,
+                                std::span<const uint32_t> frame_shards, bool shm, Merger& merger) const;
   // One such frame; null when out of memory. `check` (may be null) looks at the sums of duplicates.
   std::shared_ptr<Request> push(const TableSpec& spec, const SplitKeys& split,
                                 std::span<const uint32_t> frame_shards, const float* values,
@@ -68,10 +72,10 @@ class RequestBuilder {
                                        const PushOptions& options, bool shm) const;
 
  private:
-  void fill_pull_shared(const PullOperation& operation, const Grouped& grouped, uint32_t server,
-                        Request& request) const;
-  bool fill_pull_inline(const PullOperation& operation, const SplitKeys& split, uint32_t server,
-                        Request& request) const;
+  void fill_pull_shared(const PullOperation& operation, const Grouped& grouped,
+                        std::span<const uint32_t> frame_shards, Request& request) const;
+  bool fill_pull_inline(const PullOperation& operation, const SplitKeys& split,
+                        std::span<const uint32_t> frame_shards, Merger& merger, Request& request) const;
 
   const std::vector<uint32_t> placement_;
   const std::vector<uint32_t> terms_;

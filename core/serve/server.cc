@@ -248,7 +248,9 @@ class EpollServer : public Server {
         ++state_.counters.refused;
         continue;
       }
-      set_buffers(socket->get(), kSocketBufferBytes);
+      if (listener.is_unix) {
+        set_buffers(socket->get(), kSocketBufferBytes);  // tcp tunes its own, and better
+      }
       io_[next_io_++ % io_.size()]->adopt(std::make_unique<ServerConnection>(
           state_, std::move(*socket), listener.is_unix, options_.frame_bytes_max));
     }

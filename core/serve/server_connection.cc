@@ -42,7 +42,7 @@ bool ServerConnection::handshake_overdue(Clock::time_point now) const {
 
 uint32_t ServerConnection::wanted_events() const {
   // While an answer waits for room nothing more is read; the client always reads, so this ends.
-  const bool reading = !pending_ && !closing_;
+  const bool reading = !pending_ && !frames_left_ && !closing_;
   return (reading ? uint32_t{EPOLLIN} : 0u) | (out_.empty() ? 0u : uint32_t{EPOLLOUT});
 }
 
@@ -86,10 +86,11 @@ bool ServerConnection::on_ready() {
     if (sent == Progress::over || (closing_ && out_.empty())) {
       return false;
     }
-    if (closing_ || (pending_ && sent == Progress::blocked)) {
+    const bool unfinished = pending_ || frames_left_;
+    if (closing_ || (unfinished && sent == Progress::blocked)) {
       return true;
     }
-    if (pending_) {
+    if (unfinished) {
       continue;
     }
     switch (read_some()) {
@@ -119,6 +120,7 @@ ServerConnection::Progress ServerConnection::read_some() {
 }
 
 bool ServerConnection::answer_frames() {
+  frames_left_ = false;
   for (;;) {
     if (!pending_) {
       Result<std::optional<FrameView>> next = reader_.next();
@@ -143,7 +145,8 @@ bool ServerConnection::answer_frames() {
     if (!was_proved && session_.proved()) {
       reader_.set_body_bytes_max(frame_bytes_max_);
     }
-    if (out_bytes_ >= kOutBytesMax) {
+    if (!room()) {
+      frames_left_ = true;
       return true;
     }
   }

@@ -58,6 +58,7 @@ class ServerConnection : private ReplySink {
   std::vector<std::vector<std::byte>> spare_;  // warm buffers
   size_t out_bytes_ = 0;
   size_t draft_parts_ = 0;
+  bool frames_left_ = false;  // the reader may hold frames that wait for room, too
   bool closing_ = false;
 };
 

@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cstring>
 
+#include "base/copy.h"
 #include "serve/session.h"
 
 namespace shoal {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "base/hash.h"
 #include "store/store.h"
@@ -58,8 +59,7 @@ SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint3
 }
 
 template <typename First, typename Again>
-uint32_t Merger::run(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
-                     uint32_t dim, int64_t* keys_out, First first, Again again) {
+uint32_t Merger::run(std::span<const int64_t> keys, int64_t* keys_out, First first, Again again) {
   const size_t size = std::bit_ceil(std::max<size_t>(16, keys.size() * 2));
   if (cells_.size() < size || stamp_ == 0xffffffffu) {
     cells_.assign(std::max(size, cells_.size()), Cell{});
@@ -69,21 +69,17 @@ uint32_t Merger::run(std::span<const int64_t> keys, const uint32_t* positions, c
   const size_t mask = size - 1;
   uint32_t distinct = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (i + kAhead < keys.size()) {
-      prefetch_row(rows + size_t{positions[i + kAhead]} * dim, dim);
-    }
-    const float* row = rows + size_t{positions[i]} * dim;
     size_t at = mix64(static_cast<uint64_t>(keys[i])) & mask;
     while (cells_[at].stamp == stamp_ && keys_out[cells_[at].number] != keys[i]) {
       at = (at + 1) & mask;
     }
     if (cells_[at].stamp == stamp_) {
-      again(cells_[at].number, row);
+      again(cells_[at].number, i);
       continue;
     }
     cells_[at] = {stamp_, distinct};
     keys_out[distinct] = keys[i];
-    first(distinct, row);
+    first(distinct, i);
     ++distinct;
   }
   return distinct;
@@ -91,18 +87,50 @@ uint32_t Merger::run(std::span<const int64_t> keys, const uint32_t* positions, c
 
 uint32_t Merger::merge(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
                        uint32_t dim, int64_t* keys_out, float* sums_out) {
+  const auto row = [&](size_t i) {
+    if (i + kAhead < keys.size()) {
+      prefetch_row(rows + size_t{positions[i + kAhead]} * dim, dim);
+    }
+    return rows + size_t{positions[i]} * dim;
+  };
   return run(
-      keys, positions, rows, dim, keys_out,
-      [&](uint32_t n, const float* row) { std::memcpy(sums_out + size_t{n} * dim, row, size_t{4} * dim); },
-      [&](uint32_t n, const float* row) { add_row(sums_out + size_t{n} * dim, row, dim); });
+      keys, keys_out,
+      [&](uint32_t n, size_t i) { std::memcpy(sums_out + size_t{n} * dim, row(i), size_t{4} * dim); },
+      [&](uint32_t n, size_t i) { add_row(sums_out + size_t{n} * dim, row(i), dim); });
 }
 
 uint32_t Merger::keep_last(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
                            uint32_t dim, int64_t* keys_out, float* values_out) {
-  const auto copy = [&](uint32_t n, const float* row) {
-    std::memcpy(values_out + size_t{n} * dim, row, size_t{4} * dim);
+  const auto copy = [&](uint32_t n, size_t i) {
+    std::memcpy(values_out + size_t{n} * dim, rows + size_t{positions[i]} * dim, size_t{4} * dim);
   };
-  return run(keys, positions, rows, dim, keys_out, copy, copy);
+  return run(keys, keys_out, copy, copy);
+}
+
+uint32_t Merger::distinct(std::span<const int64_t> keys, const uint32_t* positions, int64_t* keys_out,
+                          uint32_t* positions_out, uint32_t* ends) {
+  if (numbers_.size() < keys.size()) {
+    numbers_.resize(keys.size());
+  }
+  const uint32_t count = run(
+      keys, keys_out,
+      [&](uint32_t n, size_t i) {
+        numbers_[i] = n;
+        ends[n] = 1;
+      },
+      [&](uint32_t n, size_t i) {
+        numbers_[i] = n;
+        ++ends[n];
+      });
+  // Counts become beginnings; each position then moves its key's beginning towards its end.
+  uint32_t begin = 0;
+  for (uint32_t n = 0; n < count; ++n) {
+    begin += std::exchange(ends[n], begin);
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    positions_out[ends[numbers_[i]]++] = positions[i];
+  }
+  return count;
 }
 
 }  // namespace shoal

@@ -1,15 +1,12 @@
 #include "store/table_rows.h"
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 #include <algorithm>
 #include <array>
 #include <cassert>
 #include <cstdint>
 #include <cstring>
 
+#include "base/copy.h"
 #include "base/hash.h"
 
 namespace shoal {
@@ -42,33 +39,6 @@ void prefetch_row(const float* row, size_t bytes) {
   const auto* first = reinterpret_cast<const std::byte*>(row);
   for (size_t at = 0; at < std::min<size_t>(bytes, 512); at += 64) {
     __builtin_prefetch(first + at);
-  }
-}
-
-// Past the caches: a line of a result too large for them need not be read before it is written.
-bool stream_row(std::byte* out, const float* row, size_t bytes) {
-#if defined(__SSE2__)
-  if (reinterpret_cast<uintptr_t>(out) % 16 == 0 && bytes % 16 == 0) {
-    const auto* from = reinterpret_cast<const __m128i*>(row);
-    auto* to = reinterpret_cast<__m128i*>(out);
-    for (size_t i = 0; i < bytes / 16; ++i) {
-      _mm_stream_si128(to + i, _mm_loadu_si128(from + i));
-    }
-    return true;
-  }
-#endif
-  static_cast<void>(out), static_cast<void>(row), static_cast<void>(bytes);
-  return false;
-}
-
-void copy_row(std::byte* out, const float* row, size_t bytes) {
-  const auto* from = reinterpret_cast<const std::byte*>(row);
-  size_t done = 0;
-  for (; done + 64 <= bytes; done += 64) {
-    std::memcpy(out + done, from + done, 64);
-  }
-  for (; done + 4 <= bytes; done += 4) {
-    std::memcpy(out + done, from + done, 4);
   }
 }
 
@@ -124,18 +94,14 @@ bool TableRows::pull(std::span<const int64_t> keys, const PullTarget& target) co
     }
     std::byte* out = target.out + size_t{position} * row_bytes;
     if (plain) {
-      if (!target.stream || !stream_row(out, source, row_bytes)) {
-        copy_row(out, source, row_bytes);
-      }
+      copy_floats(reinterpret_cast<float*>(out), source, dim_, target.stream);
     } else {
       encode_rows(target.codec, source, 1, dim_, out);
     }
   }
-#if defined(__SSE2__)
   if (target.stream) {
-    _mm_sfence();  // streamed lines are seen before whatever says that they are there
+    finish_streaming();
   }
-#endif
   return true;
 }
 

@@ -26,9 +26,6 @@ struct PullTarget {
   bool in_place = false;  // dense tensors: `out` is the whole tensor, a piece goes to its place in it
 };
 
-// Results above this are written past the caches.
-inline constexpr size_t kStreamBytesMin = size_t{8} << 20;
-
 struct ScanPage {
   std::vector<int64_t> keys;
   std::vector<float> values;

@@ -1,0 +1,1 @@
+"""The seeded simulator of the protocol, and the tests that run it."""

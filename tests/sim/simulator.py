@@ -1,0 +1,179 @@
+"""One simulated run from one plan: the compiled protocol under a network that does its worst.
+
+    python -m tests.sim 17           replays seed 17, says what happened, shrinks the plan if it fails
+    python -m tests.sim 0:5000       runs these seeds, stops at the first that fails
+
+Deterministic: the clock is virtual, and all chance comes from the seed. After `plan.quiet_after` the
+network is only slow; then everything that was begun must come to its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .ledger import Ledger, Violation
+from .network import TO_SERVER, Clock, Connection, Network
+from .nodes import SimulatedClient, SimulatedServer, Verifier, table_specs
+from .plan import Action, Plan, make_plan
+
+LIVENESS_MS = 60_000.0
+NOTICE_MS = 30.0  # until an end sees that its connection is gone
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run that found nothing went through."""
+
+    virtual_ms: float
+    frames: int
+    pushes: int
+    acked: int
+    duplicates: int
+
+
+class World:
+    """All that takes part in one run."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.clock = Clock()
+        self.network = Network(plan, self.clock, self._deliver)
+        self.placement = [shard % plan.servers for shard in range(plan.shards)]
+        self.specs = table_specs(plan.columns)
+        self.ledger = Ledger(plan, self.placement)
+        self._rng = random.Random(f"world {plan.seed}")
+        self._left = len(plan.actions)
+        self._servers = [SimulatedServer(self, index) for index in range(plan.servers)]
+        self.verifier = Verifier(self, self._servers)
+        self._clients = [SimulatedClient(self, who) for who in range(plan.clients)]
+        for action in plan.actions:
+            self._schedule(action)
+
+    def finished(self) -> bool:
+        """Whether all was asked and all was answered; what is still in flight then is late frames."""
+        quiet = self._left == 0 and self.clock.now >= self.plan.quiet_after
+        return quiet and all(client.idle() for client in self._clients)
+
+    def run(self) -> Summary:
+        limit = self.plan.quiet_after + LIVENESS_MS
+        while self.clock.step():
+            if self.clock.now > limit:
+                raise Violation(f"not finished {LIVENESS_MS:g} ms after the last fault")
+        for client in self._clients:
+            client.check_end()
+        self.ledger.judge(self.verifier.read_all())
+        pushes = self.ledger.pushes
+        return Summary(
+            self.clock.now,
+            self.network.frames,
+            len(pushes),
+            sum(push.acked for push in pushes),
+            sum(server.store.counters()["duplicates"] for server in self._servers),
+        )
+
+    def closed_by_server(self, connection: Connection) -> None:
+        self._notice(connection)
+
+    def _notice(self, connection: Connection) -> None:
+        client = self._clients[connection.who]
+        wait = self._rng.uniform(0, NOTICE_MS)
+
+        def tell() -> None:
+            if self.clock.now < client.paused_until:
+                self.clock.at(client.paused_until, tell)
+            else:
+                client.on_loss(connection)
+
+        self.clock.at(self.clock.now + wait, tell)
+
+    def _deliver(self, connection: Connection, direction: int, frame: bytes) -> None:
+        node: SimulatedServer | SimulatedClient = (
+            self._servers[connection.server] if direction == TO_SERVER else self._clients[connection.who]
+        )
+        if self.clock.now < node.paused_until:
+            self.clock.at(node.paused_until, lambda: self._deliver(connection, direction, frame))
+        else:
+            node.on_frame(connection, frame)
+
+    def _schedule(self, action: Action) -> None:
+        def event() -> None:
+            client = self._clients[action.who] if action.kind != "pause_server" else None
+            if client is not None and self.clock.now < client.paused_until and action.kind in ("push", "pull"):
+                self.clock.at(client.paused_until, event)
+                return
+            self._left -= 1
+            self._act(action)
+
+        self.clock.at(action.at, event)
+
+    def _act(self, action: Action) -> None:
+        now = self.clock.now
+        if action.kind == "pause_server":
+            self._servers[action.who].paused_until = now + action.detail[0]
+            return
+        client = self._clients[action.who]
+        if action.kind in ("push", "pull"):
+            client.work(action)
+        elif action.kind == "crash":
+            client.crash(action.detail[0])
+        elif action.kind == "pause_client":
+            client.paused_until = now + action.detail[0]
+        elif action.kind == "mute":
+            server, direction, ms = action.detail
+            self.network.mute(action.who, server, direction, now + ms)
+        elif action.kind == "cut" and (connection := client.link(action.detail[0])) is not None:
+            self.network.cut(connection)
+            self._notice(connection)
+
+
+def run_plan(plan: Plan) -> Summary:
+    """Run it; raises Violation."""
+    return World(plan).run()
+
+
+def run_seed(seed: int) -> Summary:
+    """Run the plan of a seed; a Violation says how to replay it."""
+    try:
+        return run_plan(make_plan(seed))
+    except Violation as violation:
+        raise Violation(f"seed {seed}: {violation}; replay: python -m tests.sim {seed}") from None
+
+
+def first_failure(seeds: Iterable[int]) -> tuple[int, Violation] | None:
+    """The first of these seeds that fails, with what was violated."""
+    for seed in seeds:
+        try:
+            run_plan(make_plan(seed))
+        except Violation as violation:
+            return seed, violation
+    return None
+
+
+def fails(plan: Plan) -> Violation | None:
+    """What goes wrong in it, if anything."""
+    try:
+        run_plan(plan)
+    except Violation as violation:
+        return violation
+    return None
+
+
+def shrink(plan: Plan) -> Plan:
+    """A smaller plan that still fails: actions are left out greedily, then the network is made kinder."""
+    size = len(plan.actions) // 2
+    while size > 0:
+        at = 0
+        while at < len(plan.actions):
+            smaller = dataclasses.replace(plan, actions=plan.actions[:at] + plan.actions[at + size :])
+            if fails(smaller):
+                plan = smaller
+            else:
+                at += size
+        size //= 2
+    for kinder in ({"drop": 0.0}, {"double": 0.0}, {"delay_ms": 1.0}, {"late_ms": 20.0}):
+        smaller = dataclasses.replace(plan, **kinder)  # type: ignore[arg-type]
+        plan = smaller if fails(smaller) else plan
+    return plan
