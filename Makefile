@@ -89,9 +89,9 @@ ctest: $(VENV)/.shoal
 	$(CMAKE) --build $(PACKAGE)
 	$(CTEST) --test-dir $(PACKAGE)
 
-mutants: $(VENV)/.deps ## the tests of the tests: deliberate bugs compiled in, and found
-	scripts/build_tree mutants -DSHOAL_MUTANTS=ON -DSHOAL_TESTS=ON
-	$(CTEST) --test-dir build/mutants -R mutant
+mutants: $(VENV)/.shoal ## the tests of the tests: deliberate bugs compiled in, and found
+	scripts/build_tree mutants -DSHOAL_MUTANTS=ON -DSHOAL_BINDINGS=ON
+	$(PYTEST) tests/sim/test_mutants.py
 
 asan: $(VENV)/.shoal
 	scripts/build_tree asan -DSHOAL_SANITIZE=address,undefined -DSHOAL_TESTS=ON -DSHOAL_BINDINGS=ON

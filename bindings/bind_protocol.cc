@@ -173,7 +173,8 @@ class SimClient {
     const auto grouped = builder_.group(spec, {keys.data(), keys.size()}, false);
     PushOptions options{.lr = NAN};
     for (const auto& frame : builder_.plan(grouped.split, 4 * spec.dim, kPushFrameBytes)) {
-      auto request = builder_.push(spec, grouped.split, frame, grads.data(), options, false, merger_, nullptr);
+      auto request =
+          builder_.push(spec, grouped.split, frame, grads.data(), options, false, merger_, nullptr);
       request->operation = operation;
       machine_.add(std::move(request));
     }
@@ -249,8 +250,8 @@ class SimClient {
 
   nb::object rows(uint64_t number) const {
     const auto& operation = operations_.at(number);
-    nb::object array =
-        nb::module_::import_("numpy").attr("empty")(nb::make_tuple(operation->rows, operation->row_floats), "float32");
+    nb::object array = nb::module_::import_("numpy").attr("empty")(
+        nb::make_tuple(operation->rows, operation->row_floats), "float32");
     std::memcpy(nb::cast<nb::ndarray<float>>(array).data(), operation->out,
                 4 * operation->rows * operation->row_floats);
     return array;
@@ -289,8 +290,8 @@ void bind_protocol(nb::module_& parent) {
       .def("feed", &SimSession::feed, "frame"_a)
       .def("proved", &SimSession::proved);
   nb::class_<SimClient>(m, "Client")
-      .def(nb::init<uint64_t, uint32_t, size_t, std::vector<uint32_t>>(), "client"_a, "incarnation"_a, "servers"_a,
-           "placement"_a)
+      .def(nb::init<uint64_t, uint32_t, size_t, std::vector<uint32_t>>(), "client"_a, "incarnation"_a,
+           "servers"_a, "placement"_a)
       .def("hello", &SimClient::hello)
       .def("proof", &SimClient::proof, "token"_a, "challenge"_a)
       .def("declare", &SimClient::declare, "spec"_a)

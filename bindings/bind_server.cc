@@ -17,8 +17,8 @@ struct PyServer {
   std::unique_ptr<Server> server;
 };
 
-void make_server(PyServer* self, std::string host, uint16_t port, std::string unix_path, const nb::bytes& token,
-                 uint32_t shards, size_t threads, size_t frame_bytes_max) {
+void make_server(PyServer* self, std::string host, uint16_t port, std::string unix_path,
+                 const nb::bytes& token, uint32_t shards, size_t threads, size_t frame_bytes_max) {
   ServerOptions options;
   options.host = std::move(host);
   options.port = port;

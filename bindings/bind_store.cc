@@ -27,10 +27,12 @@ using Keys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
+constexpr double kSliceSeconds = 0.25;
+
 Deadline deadline_in(double seconds) {
   const double bounded = std::clamp(std::isnan(seconds) ? 0.0 : seconds, 0.0, 1e9);
-  return std::chrono::steady_clock::now() +
-         std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(bounded));
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                std::chrono::duration<double>(bounded));
 }
 
 Codec parse_codec(const std::string& name) {
@@ -87,7 +89,11 @@ class PyClient {
     if (getpid() != pid_) {
       // The parent's threads are not here: its object cannot be taken apart, only left alone.
       [[maybe_unused]] StoreClient* leaked = client_.release();
+      return;
     }
+    // Its threads may need the GIL to let go of a caller's array before they can end.
+    nb::gil_scoped_release release;
+    client_.reset();
   }
 
   StoreClient& use() const {
@@ -134,7 +140,8 @@ nb::object rows_of(const Ticket& ticket) {
   });
   [[maybe_unused]] auto* owned = owner.release();
   if (ticket.flat) {
-    return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(operation->out, {operation->row_floats}, keep));
+    return nb::cast(
+        nb::ndarray<nb::numpy, float, nb::ndim<1>>(operation->out, {operation->row_floats}, keep));
   }
   return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(operation->out,
                                                              {operation->rows, operation->row_floats}, keep));
@@ -142,14 +149,23 @@ nb::object rows_of(const Ticket& ticket) {
 
 nb::object wait_for(Ticket& ticket, double timeout_s) {
   StoreClient& client = ticket.client->use();
-  Status status;
-  if (ticket.operation->done()) {
-    status = ticket.operation->status();
-  } else {
-    nb::gil_scoped_release release;
-    status = client.wait(ticket.operation, deadline_in(timeout_s));
+  const Deadline deadline = deadline_in(timeout_s);
+  while (!ticket.operation->done()) {
+    // In slices, so that Ctrl-C is heard within one.
+    const Deadline slice = std::min(deadline, deadline_in(kSliceSeconds));
+    const Status status = [&] {
+      nb::gil_scoped_release release;
+      return client.wait(ticket.operation, slice);
+    }();
+    if (status.code() != Code::timeout || slice == deadline) {
+      check(status);
+      break;
+    }
+    if (PyErr_CheckSignals() != 0) {
+      throw nb::python_error();
+    }
   }
-  check(status);
+  check(ticket.operation->status());
   return rows_of(ticket);
 }
 
@@ -258,7 +274,8 @@ nb::tuple scan(const PyClientPtr& self, uint32_t table, uint32_t shard, uint64_t
                double timeout_s) {
   StoreClient& client = self->use();
   if (shard >= client.shards()) {
-    raise({Code::bad_input, "shard " + std::to_string(shard) + " is not below " + std::to_string(client.shards())});
+    raise({Code::bad_input,
+           "shard " + std::to_string(shard) + " is not below " + std::to_string(client.shards())});
   }
   Result<ScanPage> page = [&] {
     nb::gil_scoped_release release;
@@ -266,9 +283,8 @@ nb::tuple scan(const PyClientPtr& self, uint32_t table, uint32_t shard, uint64_t
   }();
   auto held = std::make_unique<ScanPage>(take(std::move(page)));
   ScanPage* raw = held.get();
-  nb::capsule keep(held.release(), [](void* p) noexcept {
-    const std::unique_ptr<ScanPage> gone(static_cast<ScanPage*>(p));
-  });
+  nb::capsule keep(held.release(),
+                   [](void* p) noexcept { const std::unique_ptr<ScanPage> gone(static_cast<ScanPage*>(p)); });
   const size_t count = raw->keys.size();
   const size_t dim = count == 0 ? 0 : raw->values.size() / count;
   const int64_t next = raw->next ? static_cast<int64_t>(*raw->next) : -1;
@@ -285,9 +301,11 @@ void bind_rows(nb::class_<PyClient>& c) {
          std::optional<Out> out, double timeout_s) {
         const Codec wire = parse_codec(codec);
         const std::span<float> to = out_span(out);
-        return start(self, false, out ? nb::cast(*out) : nb::none(), [&](StoreClient& client, const std::shared_ptr<void>& kept) {
-          return client.pull(table, {keys.data(), keys.size()}, wire, {to, kept}, deadline_in(timeout_s));
-        });
+        return start(self, false, out ? nb::cast(*out) : nb::none(),
+                     [&](StoreClient& client, const std::shared_ptr<void>& kept) {
+                       return client.pull(table, {keys.data(), keys.size()}, wire, {to, kept},
+                                          deadline_in(timeout_s));
+                     });
       },
       "table"_a, "keys"_a, nb::kw_only(), "codec"_a = "fp32", "out"_a = nb::none(), "timeout_s"_a);
   c.def(
@@ -315,9 +333,10 @@ void bind_tensors(nb::class_<PyClient>& c) {
          double timeout_s) {
         const Codec wire = parse_codec(codec);
         const std::span<float> to = out_span(out);
-        return start(self, true, out ? nb::cast(*out) : nb::none(), [&](StoreClient& client, const std::shared_ptr<void>& kept) {
-          return client.pull_tensor(tensor, wire, {to, kept}, deadline_in(timeout_s));
-        });
+        return start(self, true, out ? nb::cast(*out) : nb::none(),
+                     [&](StoreClient& client, const std::shared_ptr<void>& kept) {
+                       return client.pull_tensor(tensor, wire, {to, kept}, deadline_in(timeout_s));
+                     });
       },
       "tensor"_a, nb::kw_only(), "codec"_a = "fp32", "out"_a = nb::none(), "timeout_s"_a);
   c.def(
@@ -331,13 +350,15 @@ void bind_tensors(nb::class_<PyClient>& c) {
   c.def(
       "init_tensor",
       [](const PyClientPtr& self, uint32_t tensor, const Floats& value, double timeout_s) {
-        return push_dense(self, tensor, value, push_options(PushMode::init_once, NAN, Codec::fp32, 0), timeout_s);
+        return push_dense(self, tensor, value, push_options(PushMode::init_once, NAN, Codec::fp32, 0),
+                          timeout_s);
       },
       "tensor"_a, "value"_a, nb::kw_only(), "timeout_s"_a);
   c.def(
       "assign_tensor",
       [](const PyClientPtr& self, uint32_t tensor, const Floats& value, double timeout_s) {
-        return push_dense(self, tensor, value, push_options(PushMode::assign, NAN, Codec::fp32, 0), timeout_s);
+        return push_dense(self, tensor, value, push_options(PushMode::assign, NAN, Codec::fp32, 0),
+                          timeout_s);
       },
       "tensor"_a, "value"_a, nb::kw_only(), "timeout_s"_a);
 }
@@ -360,13 +381,14 @@ void bind_store(nb::module_& m) {
       "embedded",
       [](uint32_t shards, size_t threads) {
         if (shards < 1 || shards > kShardsMax) {
-          raise({Code::bad_input, "shards " + std::to_string(shards) + " is not in 1.." + std::to_string(kShardsMax)});
+          raise({Code::bad_input,
+                 "shards " + std::to_string(shards) + " is not in 1.." + std::to_string(kShardsMax)});
         }
         return std::make_shared<PyClient>(make_embedded_client(shards, threads));
       },
       nb::kw_only(), "shards"_a = 64, "threads"_a = 0);
-  client.def_static("connect", &connect, nb::kw_only(), "client_id"_a, "incarnation"_a, "token"_a, "servers"_a,
-                    "placement"_a, "terms"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a);
+  client.def_static("connect", &connect, nb::kw_only(), "client_id"_a, "incarnation"_a, "token"_a,
+                    "servers"_a, "placement"_a, "terms"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a);
   client.def(
       "declare",
       [](const PyClientPtr& self, const TableSpec& spec, double timeout_s) {

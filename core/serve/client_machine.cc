@@ -72,6 +72,9 @@ std::shared_ptr<Request> ClientMachine::find(uint32_t server, uint64_t request) 
 void ClientMachine::close_one(Operation& operation) {
   assert(operation.open_ > 0);
   if (--operation.open_ > 0) {
+    if (SHOAL_MUTANT(ack_too_early)) {
+      operation.done_.store(true, std::memory_order_release);
+    }
     return;
   }
   if (operation.seq_ != 0) {

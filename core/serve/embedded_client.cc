@@ -95,7 +95,8 @@ class EmbeddedClient : public StoreClient {
     if (!spec.ok()) {
       return spec.status();
     }
-    if (Status status = check_out("pull from " + title(**spec), out, keys.size() * (*spec)->dim); !status.ok()) {
+    if (Status status = check_out("pull from " + title(**spec), out, keys.size() * (*spec)->dim);
+        !status.ok()) {
       return status;
     }
     const auto operation = make_rows("pull from", **spec, keys.size(), (*spec)->dim, out);
@@ -171,8 +172,8 @@ class EmbeddedClient : public StoreClient {
     return finish(operation, failed.take());
   }
 
-  Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values,
-                                   const PushOptions& options, Deadline) override {
+  Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values, const PushOptions& options,
+                                   Deadline) override {
     const auto spec = find(tensor, true);
     if (!spec.ok()) {
       return spec.status();
@@ -212,16 +213,13 @@ class EmbeddedClient : public StoreClient {
     return sum;
   }
 
-  Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
-                        Deadline) override {
+  Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max, Deadline) override {
     return closed_ ? Result<ScanPage>(closed_status()) : store_.shard(shard).scan(table, cursor, rows_max);
   }
 
   Status wait(const OperationPtr& operation, Deadline) override { return operation->status(); }
   void leave(const OperationPtr&) override {}
-  ClientCounters counters() override {
-    return {.lanes = {"memory"}, .pulls = pulls_, .pushes = pushes_};
-  }
+  ClientCounters counters() override { return {.lanes = {"memory"}, .pulls = pulls_, .pushes = pushes_}; }
   uint32_t shards() const override { return store_.shards(); }
   void close() override { closed_ = true; }
 
@@ -234,13 +232,14 @@ class EmbeddedClient : public StoreClient {
     }
     auto spec = store_.table(table);
     if (spec == nullptr || spec->dense != dense) {
-      return Status{Code::unknown_table, "no " + std::string(dense ? "tensor" : "table") + " has the id " +
-                                             std::to_string(table)};
+      return Status{Code::unknown_table,
+                    "no " + std::string(dense ? "tensor" : "table") + " has the id " + std::to_string(table)};
     }
     return spec;
   }
 
-  OperationPtr make_rows(const char* verb, const TableSpec& spec, size_t rows, size_t row_floats, const OutMemory& out) {
+  OperationPtr make_rows(const char* verb, const TableSpec& spec, size_t rows, size_t row_floats,
+                         const OutMemory& out) {
     auto operation = std::make_shared<ClientOperation>();
     operation->what = std::string(verb) + " " + title(spec);
     operation->rows = rows;
@@ -267,7 +266,8 @@ class EmbeddedClient : public StoreClient {
 
   SplitKeys split_into(const TableSpec& spec, std::span<const int64_t> keys, const Block& memory) const {
     auto* grouped = reinterpret_cast<int64_t*>(memory.bytes().data());
-    return split_keys(spec, keys, store_.shards(), grouped, reinterpret_cast<uint32_t*>(grouped + keys.size()));
+    return split_keys(spec, keys, store_.shards(), grouped,
+                      reinterpret_cast<uint32_t*>(grouped + keys.size()));
   }
 
   static std::span<const int64_t> group(const SplitKeys& split, uint32_t shard) {
@@ -328,9 +328,9 @@ class EmbeddedClient : public StoreClient {
       if (merged == nullptr) {
         return Status{Code::internal, "out of memory for a push"};
       }
-      const FiniteCheck sums = check_finite(operation->what + " (duplicates summed)",
-                                            {merged->keys.data(), merged->distinct}, merged->rows(), spec.dim,
-                                            Codec::fp32);
+      const FiniteCheck sums =
+          check_finite(operation->what + " (duplicates summed)", {merged->keys.data(), merged->distinct},
+                       merged->rows(), spec.dim, Codec::fp32);
       if (!sums.status.ok()) {
         return sums.status;
       }

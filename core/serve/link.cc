@@ -18,6 +18,7 @@
 namespace shoal {
 namespace {
 
+constexpr size_t kSegmentsPerLink = 512;  // half of what a server takes
 constexpr int kSocketBufferBytes = 4 * 1024 * 1024;
 
 int ms_until(Link::Clock::time_point deadline) {
@@ -169,6 +170,16 @@ Status Link::handshake(const ClientIdentity& identity, Clock::time_point deadlin
   return {};
 }
 
+void Link::fail(Status status) {
+  const std::lock_guard lock(failure_mutex_);
+  failure_ = std::move(status);
+}
+
+Status Link::failure() const {
+  const std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
 Link::Progress Link::send_current() {
   while (piece_ < pieces_.size()) {
     ssize_t sent = 0;
@@ -190,7 +201,7 @@ Link::Progress Link::send_current() {
       if (errno == EAGAIN || errno == EINTR) {
         return Progress::blocked;
       }
-      failure_ = {Code::unavailable, std::string("lost while sending: ") + strerror(errno)};
+      fail({Code::unavailable, std::string("lost while sending: ") + strerror(errno)});
       return Progress::broken;
     }
     attach_ = -1;
@@ -226,6 +237,11 @@ Link::Progress Link::send(const std::function<std::shared_ptr<Request>()>& next)
         return progress;
       }
       head_pending_ = true;
+      if (announced_.size() >= kSegmentsPerLink) {
+        // A server keeps what was announced mapped for as long as the connection lasts: begin a new one.
+        fail({Code::unavailable, "too many segments were announced on one connection"});
+        return Progress::broken;
+      }
       for (const auto& block : current_->blocks) {
         const Segment* segment = lane_ == Lane::shm ? block->segment() : nullptr;
         if (segment != nullptr && announced_.insert(segment->id()).second) {
@@ -262,14 +278,14 @@ Link::Progress Link::receive(const std::function<bool(const FrameView&)>& handle
     for (;;) {
       Result<std::optional<FrameView>> next = reader_.next();
       if (!next.ok()) {
-        failure_ = next.status();
+        fail(next.status());
         return Progress::broken;
       }
       if (!*next) {
         break;
       }
       if (!handle(**next)) {
-        failure_ = {Code::unavailable, "the server ended the connection"};
+        fail({Code::unavailable, "the server ended the connection"});
         return Progress::broken;
       }
       progress = Progress::moved;
@@ -284,9 +300,8 @@ Link::Progress Link::receive(const std::function<bool(const FrameView&)>& handle
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
       return progress;
     }
-    failure_ = {Code::unavailable,
-                got == 0 ? "the connection was closed by the other end"
-                         : std::string("lost while receiving: ") + strerror(errno)};
+    fail({Code::unavailable, got == 0 ? "the connection was closed by the other end"
+                                      : std::string("lost while receiving: ") + strerror(errno)});
     return Progress::broken;
   }
 }

@@ -2,10 +2,12 @@
 // blocking. One thread may send while another receives.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -56,10 +58,10 @@ class Link {
   Progress send(const std::function<std::shared_ptr<Request>()>& next);
   // Reads what is there and hands every frame to `handle`; false from it means the server is to be left.
   Progress receive(const std::function<bool(const FrameView&)>& handle);
-  const Status& failure() const { return failure_; }  // of a broken link
+  Status failure() const;  // of a broken link
 
-  uint64_t bytes_sent = 0;
-  uint64_t bytes_received = 0;
+  std::atomic<uint64_t> bytes_sent = 0;
+  std::atomic<uint64_t> bytes_received = 0;
 
  private:
   Status handshake(const ClientIdentity& identity, Clock::time_point deadline);
@@ -69,7 +71,10 @@ class Link {
 
   Fd socket_;
   const Lane lane_;
-  Status failure_;
+  void fail(Status status);
+
+  mutable std::mutex failure_mutex_;  // sender and receiver may both find that it is broken
+  Status failure_;                    // guarded by failure_mutex_
   FrameReader reader_{size_t{1} << 30};
   std::unordered_set<uint32_t> announced_;
   // The frame being sent.
@@ -77,7 +82,7 @@ class Link {
   std::vector<std::span<const std::byte>> pieces_;
   size_t piece_ = 0;
   size_t offset_ = 0;
-  int attach_ = -1;  // descriptor to go with its first byte
+  int attach_ = -1;                   // descriptor to go with its first byte
   std::shared_ptr<Request> current_;  // whose bytes `pieces_` are, or will be once segments are announced
   bool head_pending_ = false;         // current_ itself is not in pieces_ yet
   std::vector<const Segment*> to_announce_;

@@ -95,12 +95,7 @@ Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline)
       }
       lock.lock();
     }
-    pumping_ = false;
-    if (waiters_ > 0) {
-      changed_.notify_all();
-    } else if (background_ || machine_.operations_open() > 0) {
-      keeper_wanted_.notify_one();
-    }
+    stop_pumping();
   }
 }
 
@@ -114,9 +109,16 @@ void RemoteClient::pump_if_free() {
   }
   pump_once(Clock::now(), false);
   const std::lock_guard lock(mutex_);
+  stop_pumping();
+}
+
+// Hands over to whoever waits, or else to the background thread. Under mutex_.
+void RemoteClient::stop_pumping() {
   pumping_ = false;
   if (waiters_ > 0) {
     changed_.notify_all();
+  } else if (background_) {
+    keeper_wanted_.notify_one();
   }
 }
 
@@ -134,11 +136,8 @@ void RemoteClient::keep() {
     lock.unlock();
     pump_once(Clock::now() + std::chrono::seconds(1), true);
     lock.lock();
-    pumping_ = false;
     background_ = machine_.operations_open() > 0;
-    if (waiters_ > 0) {
-      changed_.notify_all();
-    }
+    stop_pumping();
   }
 }
 
@@ -146,16 +145,20 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
   bool moved = false;
   for (uint32_t i = 0; i < peers_.size(); ++i) {
     Peer& peer = *peers_[i];
-    if (peer.link == nullptr || peer.broken) {
-      if (peer.broken) {
-        drop_link(i, peer.link != nullptr ? peer.link->failure() : Status{});
-      }
+    if (peer.link == nullptr) {
       reconnect_if_due(i, deadline);
     }
-    if (peer.link != nullptr) {
-      moved = receive_from(i) || moved;
-      flush(i);
+    if (peer.link == nullptr) {
+      continue;
     }
+    // A link that broke while sending may still hold the server's last words.
+    const bool broken = peer.broken;
+    moved = receive_from(i) || moved;
+    if (broken && peer.link != nullptr) {
+      drop_link(i, peer.link->failure());
+      moved = true;
+    }
+    flush(i);
   }
   if (!moved && may_block) {
     block_until_ready(deadline);
@@ -295,12 +298,12 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
       return;
     }
   }
-  if (Clock::now() < peer.next_attempt) {
+  const auto now = Clock::now();
+  if (now < peer.next_attempt || now >= deadline) {
     return;
   }
-  Result<std::unique_ptr<Link>> link =
-      Link::dial(options_.servers[server], options_.lane, options_.identity,
-                 std::min(deadline, Clock::now() + kDialTime));
+  Result<std::unique_ptr<Link>> link = Link::dial(options_.servers[server], options_.lane, options_.identity,
+                                                  std::min(deadline, Clock::now() + kDialTime));
   if (!link.ok()) {
     peer.next_attempt = Clock::now() + peer.backoff;
     peer.backoff = std::min(peer.backoff * 2, std::chrono::milliseconds(kBackoffMax));
@@ -323,7 +326,8 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
 
 Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline deadline) {
   bool begun = false;
-  const Status status = until([&] { return begun || (begun = machine_.begin(operation, is_push)); }, deadline);
+  const Status status =
+      until([&] { return begun || (begun = machine_.begin(operation, is_push)); }, deadline);
   if (status.code() == Code::timeout) {
     return {Code::timeout, operation.what + ": 256 pushes are open and none was acknowledged in time"};
   }
@@ -345,22 +349,21 @@ Result<StoreClient::OperationPtr> RemoteClient::seal_push(const OperationPtr& op
 }
 
 Status RemoteClient::wait(const OperationPtr& operation, Deadline deadline) {
-  const auto started = Clock::now();
   const Status status = until([&] { return operation->done(); }, deadline);
   if (operation->done()) {
     return operation->status();
   }
   if (status.code() == Code::timeout) {
     leave(operation);  // it goes on: a push that may have been applied is never given up half way
-    return late(*operation, started);
+    return late(*operation);
   }
   return status;
 }
 
-Status RemoteClient::late(const ClientOperation& operation, Deadline started) {
+Status RemoteClient::late(const ClientOperation& operation) {
   const std::lock_guard lock(mutex_);
-  std::string text = operation.what + " was not answered within " + seconds_text(Clock::now() - started) +
-                     "; waiting for ";
+  std::string text = operation.what + " was not answered within " +
+                     seconds_text(Clock::now() - operation.begun) + "; waiting for ";
   for (const uint32_t i : machine_.waited_for(operation)) {
     const Peer& peer = *peers_[i];
     text += options_.servers[i].name();
@@ -388,8 +391,9 @@ ClientCounters RemoteClient::counters() {
   for (const auto& peer : peers_) {
     const std::lock_guard sending(peer->send_mutex);
     counters.lanes.emplace_back(peer->link != nullptr ? lane_name(peer->link->lane()) : "down");
-    counters.bytes_sent += peer->sent_before + (peer->link != nullptr ? peer->link->bytes_sent : 0);
-    counters.bytes_received += peer->received_before + (peer->link != nullptr ? peer->link->bytes_received : 0);
+    counters.bytes_sent += peer->sent_before + (peer->link != nullptr ? peer->link->bytes_sent.load() : 0);
+    counters.bytes_received +=
+        peer->received_before + (peer->link != nullptr ? peer->link->bytes_received.load() : 0);
   }
   counters.shared_bytes = shared_arena_->bytes_mapped();
   const std::lock_guard lock(mutex_);

@@ -34,8 +34,8 @@ class RemoteClient : public StoreClient {
   Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
                             const PushOptions& options, Deadline deadline) override;
   Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, OutMemory out, Deadline deadline) override;
-  Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values,
-                                   const PushOptions& options, Deadline deadline) override;
+  Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values, const PushOptions& options,
+                                   Deadline deadline) override;
   Result<TableFigures> figures(uint32_t table, Deadline deadline) override;
   Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
                         Deadline deadline) override;
@@ -67,6 +67,7 @@ class RemoteClient : public StoreClient {
   Status until(const std::function<bool()>& done, Deadline deadline);  // `done` is asked under mutex_
   bool pump_once(Deadline deadline, bool may_block);
   void pump_if_free();
+  void stop_pumping();
   void flush(uint32_t server);
   bool receive_from(uint32_t server);
   bool on_frame(uint32_t server, const FrameView& frame);
@@ -76,7 +77,7 @@ class RemoteClient : public StoreClient {
   void keep();
   void wake();
   void submit(std::shared_ptr<Request> request);
-  Status late(const ClientOperation& operation, Deadline started);
+  Status late(const ClientOperation& operation);
   Status begin(ClientOperation& operation, bool is_push, Deadline deadline);
   Result<OperationPtr> seal(const OperationPtr& operation);
   Result<OperationPtr> seal_push(const OperationPtr& operation);
@@ -85,8 +86,8 @@ class RemoteClient : public StoreClient {
   Result<std::shared_ptr<const TableSpec>> find(uint32_t table, bool dense);
   bool any_shm() const;
   Status prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, const OutMemory& out);
-  Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation, std::span<const int64_t> keys,
-                                 Deadline deadline);
+  Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation,
+                                 std::span<const int64_t> keys, Deadline deadline);
   Status send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request, Deadline deadline);
   Status give_up(const OperationPtr& operation, const char* why);
   using OnReply = std::function<void(const FrameView&)>;
@@ -112,7 +113,7 @@ class RemoteClient : public StoreClient {
   uint64_t reconnects_ = 0;
   uint64_t pulls_ = 0, pushes_ = 0, requests_ = 0;
   std::vector<std::unique_ptr<Merger>> mergers_;
-  std::condition_variable changed_;       // an operation is done, or the pump is free
+  std::condition_variable changed_;  // an operation is done, or the pump is free
   std::condition_variable keeper_wanted_;
 
   std::thread keeper_;

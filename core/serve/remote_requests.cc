@@ -30,8 +30,8 @@ Result<std::shared_ptr<const TableSpec>> RemoteClient::find(uint32_t table, bool
   }
   const auto it = tables_.find(table);
   if (it == tables_.end() || it->second->dense != dense) {
-    return Status{Code::unknown_table, "no " + std::string(dense ? "tensor" : "table") + " has the id " +
-                                           std::to_string(table)};
+    return Status{Code::unknown_table,
+                  "no " + std::string(dense ? "tensor" : "table") + " has the id " + std::to_string(table)};
   }
   return it->second;
 }
@@ -333,7 +333,8 @@ Result<StoreClient::OperationPtr> RemoteClient::push_tensor(uint32_t tensor, std
   const uint32_t first = shard_of_key(**spec, 0, shards());
   for (uint32_t i = 0; i < std::min(shards(), (*spec)->pieces()); ++i) {
     const uint32_t shard = (first + i) % shards();
-    auto request = builder_.push_pieces(**spec, shard, values, options, peers_[builder_.server_of(shard)]->shm);
+    auto request =
+        builder_.push_pieces(**spec, shard, values, options, peers_[builder_.server_of(shard)]->shm);
     if (request == nullptr) {
       return give_up(operation, "out of memory in the middle of a push");
     }

@@ -9,6 +9,8 @@
 namespace shoal {
 namespace {
 
+constexpr uint32_t kSegmentIdMax = 0xffff;  // what a part can name
+
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Where the arrays of a frame lie: in its body, or in a shared segment.
@@ -82,13 +84,17 @@ void PullOperation::place_pieces(const Request& request, const Part& part, std::
 
 RequestBuilder::RequestBuilder(std::vector<uint32_t> placement, std::vector<uint32_t> terms,
                                std::shared_ptr<Arena> shared, std::shared_ptr<Arena> heap)
-    : placement_(std::move(placement)), terms_(std::move(terms)), shared_(std::move(shared)), heap_(std::move(heap)) {
+    : placement_(std::move(placement)),
+      terms_(std::move(terms)),
+      shared_(std::move(shared)),
+      heap_(std::move(heap)) {
   assert(placement_.size() == terms_.size() && heap_ != nullptr);
 }
 
 std::shared_ptr<Block> RequestBuilder::allocate(size_t bytes, bool shared) const {
   if (shared && shared_ != nullptr) {
-    if (auto block = shared_->allocate(std::max<size_t>(bytes, 64))) {
+    auto block = shared_->allocate(std::max<size_t>(bytes, 64));
+    if (block != nullptr && block->segment()->id() <= kSegmentIdMax) {
       return block;
     }
   }
@@ -255,8 +261,8 @@ std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const Split
                                   ? merger.keep_last(keys, positions, values, dim, keys_out, rows)
                                   : merger.merge(keys, positions, values, dim, keys_out, rows);
     if (check != nullptr && check->status.ok()) {
-      *check = check_finite("push to " + title(spec) + " (duplicates summed)", {keys_out, distinct}, rows, dim,
-                            codec);
+      *check = check_finite("push to " + title(spec) + " (duplicates summed)", {keys_out, distinct}, rows,
+                            dim, codec);
     }
     if (plain != nullptr) {
       encode_rows(codec, rows, distinct, dim, memory + values_at);

@@ -50,7 +50,8 @@ class IoThread {
     poller_.wake();
   }
 
-  std::function<void(void*)> on_listener;  // called with the tag of a listener that is ready
+  // Called with the tag of a listener that is ready; false: it cannot be served now, try again in a while.
+  std::function<bool(void*)> on_listener;
 
  private:
   struct Entry {
@@ -124,7 +125,10 @@ class IoThread {
           take_inbox();
           handshakes = true;
         } else if (is_listener(event.data.ptr)) {
-          on_listener(event.data.ptr);
+          if (!on_listener(event.data.ptr)) {
+            set_listeners(0);  // out of descriptors, say: polling it at once again would only burn a core
+            handshakes = true;
+          }
         } else {
           serve(*static_cast<Entry*>(event.data.ptr));
           served = true;
@@ -135,6 +139,7 @@ class IoThread {
       }
       if (handshakes && Clock::now() >= next_check) {
         handshakes = drop_overdue();
+        set_listeners(EPOLLIN);
         next_check = Clock::now() + std::chrono::milliseconds(kHandshakeTickMs);
       }
     }
@@ -142,11 +147,16 @@ class IoThread {
   }
 
  public:
-  std::vector<void*> listeners;  // tags; set before start
+  std::vector<std::pair<int, void*>> listeners;  // descriptors and tags; set before start
 
  private:
   bool is_listener(void* tag) const {
-    return std::find(listeners.begin(), listeners.end(), tag) != listeners.end();
+    return std::any_of(listeners.begin(), listeners.end(), [tag](const auto& l) { return l.second == tag; });
+  }
+  void set_listeners(uint32_t events) {
+    for (const auto& [fd, tag] : listeners) {
+      poller_.change(fd, events, tag);
+    }
   }
 
   Poller poller_;
@@ -190,12 +200,12 @@ class EpollServer : public Server {
       io_.push_back(std::make_unique<IoThread>(std::move(*poller), state_));
     }
     for (Listener& listener : listeners_) {
-      io_[0]->listeners.push_back(&listener);
+      io_[0]->listeners.emplace_back(listener.fd.get(), &listener);
       if (Status status = io_[0]->poller().add(listener.fd.get(), EPOLLIN, &listener); !status.ok()) {
         return status;
       }
     }
-    io_[0]->on_listener = [this](void* tag) { accept(*static_cast<Listener*>(tag)); };
+    io_[0]->on_listener = [this](void* tag) { return accept(*static_cast<Listener*>(tag)); };
     for (const auto& io : io_) {
       io->start(stopping_);
     }
@@ -206,9 +216,15 @@ class EpollServer : public Server {
 
   ServerFigures figures() const override {
     const auto& c = state_.counters;
-    return {.connections = c.connections, .refused = c.refused,       .pushes = c.pushes,
-            .duplicates = c.duplicates,   .pulls = c.pulls,           .rows_pushed = c.rows_pushed,
-            .rows_pulled = c.rows_pulled, .bytes_in = c.bytes_in,     .bytes_out = c.bytes_out};
+    return {.connections = c.connections,
+            .refused = c.refused,
+            .pushes = c.pushes,
+            .duplicates = c.duplicates,
+            .pulls = c.pulls,
+            .rows_pushed = c.rows_pushed,
+            .rows_pulled = c.rows_pulled,
+            .bytes_in = c.bytes_in,
+            .bytes_out = c.bytes_out};
   }
 
   void stop() override {
@@ -233,15 +249,15 @@ class EpollServer : public Server {
     bool is_unix;
   };
 
-  void accept(Listener& listener) {
+  bool accept(Listener& listener) {
     for (;;) {
       Result<Fd> socket = accept_connection(listener.fd.get());
       if (!socket.ok()) {
         log_line("server", socket.status().message());
-        return;
+        return false;
       }
       if (!socket->valid()) {
-        return;
+        return true;
       }
       if (listener.is_unix && !peer_is_same_user(socket->get())) {
         log_line("server", "connection refused: the unix socket is for the server's own user");
@@ -269,11 +285,10 @@ class EpollServer : public Server {
 
 Result<std::unique_ptr<Server>> Server::start(ServerOptions options) {
   if (options.shards < 1 || options.shards > kShardsMax) {
-    return Status{Code::bad_input, "shards " + std::to_string(options.shards) + " is not in 1.." +
-                                       std::to_string(kShardsMax)};
+    return Status{Code::bad_input,
+                  "shards " + std::to_string(options.shards) + " is not in 1.." + std::to_string(kShardsMax)};
   }
-  const size_t threads =
-      options.threads != 0 ? options.threads : std::clamp<size_t>(usable_cores(), 1, 4);
+  const size_t threads = options.threads != 0 ? options.threads : std::clamp<size_t>(usable_cores(), 1, 4);
   auto server = std::make_unique<EpollServer>(std::move(options), threads);
   if (Status status = server->open(threads); !status.ok()) {
     return status;

@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kOutBytesMax = 2 * 1024 * 1024;  // answers queued before a pull waits for its reader
 constexpr size_t kSpareMax = 8;
+constexpr size_t kSpareBytesMax = 1024 * 1024;
 constexpr size_t kDescriptorsMax = 16;
 constexpr auto kHandshakeTime = std::chrono::seconds(5);
 
@@ -49,32 +50,35 @@ uint32_t ServerConnection::wanted_events() const {
 bool ServerConnection::room() const { return out_bytes_ < kOutBytesMax; }
 
 ReplySink::Draft ServerConnection::begin(size_t parts, size_t body_bytes) {
-  Outgoing out;
-  if (!spare_.empty()) {
-    out.bytes = std::move(spare_.back());
-    spare_.pop_back();
-  }
   const size_t head = sizeof(Header) + parts * sizeof(Part);
   // Padded, so that the reader finds the next frame aligned.
   const size_t body = (body_bytes + 63) / 64 * 64;
-  out.bytes.resize(head + body);
+  Outgoing out;
+  if (!spare_.empty()) {
+    out = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  if (out.capacity < head + body) {
+    out.capacity = head + body;
+    out.bytes = std::make_unique_for_overwrite<std::byte[]>(out.capacity);
+  }
+  out.size = head + body;
+  out.sent = 0;
   draft_parts_ = parts;
+  std::byte* base = out.bytes.get();
   out_.push_back(std::move(out));
-  std::byte* base = out_.back().bytes.data();
   auto* draft_parts = reinterpret_cast<Part*>(base + sizeof(Header));
   std::fill_n(draft_parts, parts, Part{});
-  if (body > body_bytes) {
-    std::memset(base + head + body_bytes, 0, body - body_bytes);
-  }
+  std::memset(base + head + body_bytes, 0, body - body_bytes);
   return {draft_parts, base + head};
 }
 
 void ServerConnection::finish(Header header) {
-  std::vector<std::byte>& bytes = out_.back().bytes;
-  const auto* parts = reinterpret_cast<const Part*>(bytes.data() + sizeof(Header));
+  const Outgoing& out = out_.back();
+  const auto* parts = reinterpret_cast<const Part*>(out.bytes.get() + sizeof(Header));
   const size_t head = sizeof(Header) + draft_parts_ * sizeof(Part);
-  seal_head(header, {parts, draft_parts_}, bytes.size() - head, bytes.data());
-  out_bytes_ += bytes.size();
+  seal_head(header, {parts, draft_parts_}, out.size - head, out.bytes.get());
+  out_bytes_ += out.size;
 }
 
 bool ServerConnection::on_ready() {
@@ -157,7 +161,7 @@ ServerConnection::Progress ServerConnection::send_some() {
     std::array<iovec, 16> pieces;
     size_t count = 0;
     for (auto it = out_.begin(); it != out_.end() && count < pieces.size(); ++it, ++count) {
-      pieces[count] = {it->bytes.data() + it->sent, it->bytes.size() - it->sent};
+      pieces[count] = {it->bytes.get() + it->sent, it->size - it->sent};
     }
     msghdr message{};
     message.msg_iov = pieces.data();
@@ -171,12 +175,12 @@ ServerConnection::Progress ServerConnection::send_some() {
     out_bytes_ -= left;
     while (left > 0) {
       Outgoing& front = out_.front();
-      const size_t taken = std::min(left, front.bytes.size() - front.sent);
+      const size_t taken = std::min(left, front.size - front.sent);
       front.sent += taken;
       left -= taken;
-      if (front.sent == front.bytes.size()) {
-        if (spare_.size() < kSpareMax) {
-          spare_.push_back(std::move(front.bytes));
+      if (front.sent == front.size) {
+        if (spare_.size() < kSpareMax && front.capacity <= kSpareBytesMax) {
+          spare_.push_back(std::move(front));
         }
         out_.pop_front();
       }

@@ -40,8 +40,11 @@ class ServerConnection : private ReplySink {
   bool answer_frames();  // false: close after sending
   Progress send_some();
 
+  // A frame to send. Not a vector: that would clear every byte before it is written.
   struct Outgoing {
-    std::vector<std::byte> bytes;
+    std::unique_ptr<std::byte[]> bytes;
+    size_t capacity = 0;
+    size_t size = 0;
     size_t sent = 0;
   };
 
@@ -55,7 +58,7 @@ class ServerConnection : private ReplySink {
   std::vector<int> descriptors_;
   std::optional<FrameView> pending_;  // a frame whose answer waits for room
   std::deque<Outgoing> out_;
-  std::vector<std::vector<std::byte>> spare_;  // warm buffers
+  std::vector<Outgoing> spare_;  // warm buffers
   size_t out_bytes_ = 0;
   size_t draft_parts_ = 0;
   bool frames_left_ = false;  // the reader may hold frames that wait for room, too

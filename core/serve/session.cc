@@ -152,9 +152,9 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
       }
       return Outcome::done;
     default:
-      return refuse_and_close({Code::refused, "frames of kind " + std::to_string(header.kind) +
-                                                  " are not taken from a client"},
-                              sink);
+      return refuse_and_close(
+          {Code::refused, "frames of kind " + std::to_string(header.kind) + " are not taken from a client"},
+          sink);
   }
 }
 
@@ -178,8 +178,7 @@ Status Session::add_segment(const FrameView& frame, std::vector<int>& descriptor
     return {Code::refused, "segment ids are 1..65535, and at most " + std::to_string(kSegmentsMax) +
                                " of them; this is " + std::to_string(id)};
   }
-  Result<std::shared_ptr<Segment>> segment =
-      Segment::adopt(static_cast<uint32_t>(id), fd, kSegmentBytesMax);
+  Result<std::shared_ptr<Segment>> segment = Segment::adopt(static_cast<uint32_t>(id), fd, kSegmentBytesMax);
   if (!segment.ok()) {
     return segment.status();
   }

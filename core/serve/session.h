@@ -94,6 +94,15 @@ class Session {
   Status add_segment(const FrameView& frame, std::vector<int>& descriptors);
   Outcome push(const FrameView& frame, ReplySink& sink);
   Outcome pull(const FrameView& frame, ReplySink& sink);
+  // Rows of one part that go into one reply frame.
+  struct PullPiece {
+    const Part* part;
+    PullPart request;
+    size_t first;  // number of the first row within the whole request
+    size_t bytes;
+  };
+  Result<std::vector<PullPiece>> next_pieces(const FrameView& frame);
+  void send_pieces(const FrameView& frame, const std::vector<PullPiece>& pieces, ReplySink& sink);
   Outcome pull_into_segments(const FrameView& frame, ReplySink& sink);
   Outcome scan(const FrameView& frame, ReplySink& sink);
   Outcome figures(const FrameView& frame, ReplySink& sink);
@@ -114,9 +123,11 @@ class Session {
   std::shared_ptr<ServerState::Gate> gate_;
   std::unordered_map<uint32_t, std::shared_ptr<Segment>> segments_;
   // How far a pull that waits for room has come.
-  size_t pull_part_ = 0;
-  size_t pull_row_ = 0;
-  size_t pull_first_ = 0;
+  struct Progress {
+    size_t part = 0;
+    size_t row = 0;    // within the part
+    size_t first = 0;  // rows in the parts before it
+  } progress_;
 };
 
 }  // namespace shoal

@@ -109,10 +109,8 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
       groups.emplace_back(i, i + 1);
     }
   }
-  const PushIdentity identity{.client = client_,
-                              .incarnation = incarnation_,
-                              .seq = frame.header.seq,
-                              .low = frame.header.low};
+  const PushIdentity identity{
+      .client = client_, .incarnation = incarnation_, .seq = frame.header.seq, .low = frame.header.low};
   std::vector<Ack> acks(groups.size());
   const std::function<void(size_t)> apply = [&](size_t g) {
     const auto [first, last] = groups[g];
@@ -160,78 +158,82 @@ Result<PullPart> Session::check_pull(const FrameView& frame, const Part& part) c
                   .keys = {reinterpret_cast<const int64_t*>(keys->data()), part.count}};
 }
 
+// Answers in frames of about kReplyBytes, and stops where the sink has no room: the next call goes on
+// with the row where this one stopped.
 Session::Outcome Session::pull(const FrameView& frame, ReplySink& sink) {
   if (!frame.parts.empty() && frame.parts[0].values_segment != 0) {
     return pull_into_segments(frame, sink);
   }
-  struct Piece {
-    const Part* part;
-    PullPart request;
-    size_t first;  // number of its first row within the whole request
-    size_t bytes;
-  };
-  std::vector<Piece> pieces;
   do {
     if (!sink.room()) {
       return Outcome::later;
     }
-    pieces.clear();
-    size_t body = 0;
-    while (pull_part_ < frame.parts.size() && body < kReplyBytes) {
-      const Part& part = frame.parts[pull_part_];
-      const auto spec = server_.store.table(part.table);
-      Result<PullPart> request = check_pull(frame, part);
-      if (spec == nullptr || !request.ok()) {
-        pull_part_ = pull_row_ = pull_first_ = 0;
-        answer(frame, !request.ok() ? request.status()
-                                    : Status{Code::unknown_table, "no table with id " +
-                                                                      std::to_string(part.table) +
-                                                                      " was declared"},
-               sink);
-        return Outcome::done;
-      }
-      const Codec codec = static_cast<Codec>(part.codec);
-      const uint32_t widest = spec->dense ? spec->floats(0) : static_cast<uint32_t>(spec->dim);
-      const size_t row_bytes = encoded_bytes(codec, widest);
-      const size_t room = std::max<size_t>(1, (kReplyBytes - body) / row_bytes);
-      const size_t rows = std::min(request->keys.size() - pull_row_, room);
-      request->keys = request->keys.subspan(pull_row_, rows);
-      // Offsets count in fours, and rows of an odd dim in 16 bits need not end on one.
-      const size_t bytes = (rows * row_bytes + 3) / 4 * 4;
-      pieces.push_back({&part, *request, pull_first_ + pull_row_, bytes});
-      body += bytes;
-      pull_row_ += rows;
-      if (pull_row_ == part.count) {
-        ++pull_part_;
-        pull_first_ += part.count;
-        pull_row_ = 0;
-      }
+    const Result<std::vector<PullPiece>> pieces = next_pieces(frame);
+    if (!pieces.ok()) {
+      progress_ = {};
+      answer(frame, pieces.status(), sink);
+      return Outcome::done;
     }
-    const ReplySink::Draft draft = sink.begin(pieces.size(), body);
-    Header reply = reply_header(frame);
-    size_t at = 0;
-    size_t rows = 0;
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      const Piece& piece = pieces[i];
-      const PullTarget target{.out = draft.body + at, .codec = static_cast<Codec>(piece.part->codec)};
-      const Ack ack = server_.store.shard(piece.part->shard).pull(piece.request, target);
-      if (!ack.status.ok() && reply.code == 0) {
-        reply.code = static_cast<uint16_t>(ack.status.code());
-      }
-      draft.parts[i] = reply_part(*piece.part, ack);
-      draft.parts[i].count = static_cast<uint32_t>(piece.request.keys.size());
-      draft.parts[i].keys_at = static_cast<uint32_t>(piece.first);
-      draft.parts[i].values_at = static_cast<uint32_t>(at / 4);
-      at += piece.bytes;
-      rows += piece.request.keys.size();
-    }
-    server_.counters.rows_pulled += rows;
-    reply.last = pull_part_ == frame.parts.size() ? 1 : 0;
-    sink.finish(reply);
-  } while (pull_part_ < frame.parts.size());
-  pull_part_ = pull_row_ = pull_first_ = 0;
+    send_pieces(frame, *pieces, sink);
+  } while (progress_.part < frame.parts.size());
+  progress_ = {};
   ++server_.counters.pulls;
   return Outcome::done;
+}
+
+// The rows of the next reply frame, and moves `progress_` behind them.
+Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& frame) {
+  std::vector<PullPiece> pieces;
+  size_t body = 0;
+  while (progress_.part < frame.parts.size() && body < kReplyBytes) {
+    const Part& part = frame.parts[progress_.part];
+    const auto spec = server_.store.table(part.table);
+    if (spec == nullptr) {
+      return Status{Code::unknown_table, "no table with id " + std::to_string(part.table) + " was declared"};
+    }
+    Result<PullPart> request = check_pull(frame, part);
+    if (!request.ok()) {
+      return request.status();
+    }
+    const uint32_t widest = spec->dense ? spec->floats(0) : static_cast<uint32_t>(spec->dim);
+    const size_t row_bytes = encoded_bytes(static_cast<Codec>(part.codec), widest);
+    const size_t room = std::max<size_t>(1, (kReplyBytes - body) / row_bytes);
+    const size_t rows = std::min(request->keys.size() - progress_.row, room);
+    request->keys = request->keys.subspan(progress_.row, rows);
+    pieces.push_back({&part, *request, progress_.first + progress_.row, rows * row_bytes});
+    body += rows * row_bytes;
+    progress_.row += rows;
+    if (progress_.row == part.count) {
+      progress_ = {.part = progress_.part + 1, .row = 0, .first = progress_.first + part.count};
+    }
+  }
+  return pieces;
+}
+
+void Session::send_pieces(const FrameView& frame, const std::vector<PullPiece>& pieces, ReplySink& sink) {
+  size_t body = 0;
+  for (const PullPiece& piece : pieces) {
+    body += piece.bytes;
+  }
+  const ReplySink::Draft draft = sink.begin(pieces.size(), body);
+  Header reply = reply_header(frame);
+  size_t at = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const PullPiece& piece = pieces[i];
+    const PullTarget target{.out = draft.body + at, .codec = static_cast<Codec>(piece.part->codec)};
+    const Ack ack = server_.store.shard(piece.part->shard).pull(piece.request, target);
+    if (!ack.status.ok() && reply.code == 0) {
+      reply.code = static_cast<uint16_t>(ack.status.code());
+    }
+    draft.parts[i] = reply_part(*piece.part, ack);
+    draft.parts[i].count = static_cast<uint32_t>(piece.request.keys.size());
+    draft.parts[i].keys_at = static_cast<uint32_t>(piece.first);
+    draft.parts[i].values_at = static_cast<uint32_t>(at / 4);
+    at += piece.bytes;
+    server_.counters.rows_pulled += piece.request.keys.size();
+  }
+  reply.last = progress_.part == frame.parts.size() ? 1 : 0;
+  sink.finish(reply);
 }
 
 Session::Outcome Session::pull_into_segments(const FrameView& frame, ReplySink& sink) {
@@ -255,9 +257,11 @@ Session::Outcome Session::pull_into_segments(const FrameView& frame, ReplySink& 
     const auto positions = array(frame, part.keys_segment, part.positions_at, size_t{4} * part.count);
     const bool plain = part.codec == 0 && part.values_segment != 0;
     if (!request.ok() || !out.ok() || (!spec->dense && !positions.ok()) || !plain) {
-      answer(frame, !request.ok() ? request.status() : !out.ok() ? out.status()
-                                : !positions.ok() ? positions.status()
-                                                  : Status{Code::refused, "shared memory takes fp32 only"},
+      answer(frame,
+             !request.ok()     ? request.status()
+             : !out.ok()       ? out.status()
+             : !positions.ok() ? positions.status()
+                               : Status{Code::refused, "shared memory takes fp32 only"},
              sink);
       return Outcome::done;
     }

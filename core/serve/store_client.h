@@ -25,9 +25,10 @@ using Deadline = std::chrono::steady_clock::time_point;
 // An operation as callers see it. Pulls keep their rows in `block`, or in the caller's own memory.
 class ClientOperation : public Operation {
  public:
-  std::string what;                // "pull from table 'items'", for messages
-  std::shared_ptr<Block> block;    // null where the caller gave the memory
-  float* out = nullptr;            // first row
+  const Deadline begun = std::chrono::steady_clock::now();
+  std::string what;              // "pull from table 'items'", for messages
+  std::shared_ptr<Block> block;  // null where the caller gave the memory
+  float* out = nullptr;          // first row
   size_t rows = 0;
   size_t row_floats = 0;
   std::shared_ptr<void> keep;  // whatever must outlive the operation, such as the owner of `out`
@@ -66,7 +67,8 @@ class StoreClient {
   // `values` holds keys.size() rows. Refused wholly, before anything is sent, when a value is not finite.
   virtual Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
                                     const PushOptions& options, Deadline deadline) = 0;
-  virtual Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, OutMemory out, Deadline deadline) = 0;
+  virtual Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, OutMemory out,
+                                           Deadline deadline) = 0;
   virtual Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values,
                                            const PushOptions& options, Deadline deadline) = 0;
 

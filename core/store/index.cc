@@ -79,8 +79,11 @@ bool Index::insert(int64_t key, uint64_t hash, uint32_t slot) {
   if (old_.homes != 0 && !move_some(kMovedPerInsert)) {
     return false;
   }
-  if (!now_.put(key, hash, slot) && !(rebuild() && now_.put(key, hash, slot))) {
-    return false;
+  // A rebuild makes room for what is there, and for this key perhaps only the next one does.
+  while (!now_.put(key, hash, slot)) {
+    if (!rebuild()) {
+      return false;
+    }
   }
   ++size_;
   return true;

@@ -69,10 +69,10 @@ class Index {
   bool move_some(uint32_t buckets);
 
   Buckets now_;
-  Buckets old_;           // being emptied while homes > 0
-  uint32_t old_next_ = 0; // buckets of old_ below this are in now_ already
+  Buckets old_;            // being emptied while homes > 0
+  uint32_t old_next_ = 0;  // buckets of old_ below this are in now_ already
   size_t size_ = 0;
-  size_t limit_ = 0;      // size at which to grow
+  size_t limit_ = 0;  // size at which to grow
 };
 
 }  // namespace shoal

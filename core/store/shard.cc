@@ -139,8 +139,7 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
                                          std::to_string(identity->client) + " is outside the window of " +
                                          std::to_string(kOpenPushesMax) + " open pushes"};
         return ack;
-      case Dedupe::Verdict::fresh:
-        break;
+      case Dedupe::Verdict::fresh: break;
     }
   }
   for (const PushPart& part : parts) {
@@ -185,7 +184,8 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
       ack.status = {Code::refused, describe(pieces.spec()) + " has no piece " + std::to_string(key)};
       return ack;
     }
-    pieces.pull(key, target.codec, target.in_place ? target.out + size_t{4} * kPieceFloats * static_cast<size_t>(key) : out);
+    pieces.pull(key, target.codec,
+                target.in_place ? target.out + size_t{4} * kPieceFloats * static_cast<size_t>(key) : out);
     out += encoded_bytes(target.codec, pieces.spec().floats(key));
   }
   return ack;

@@ -12,8 +12,8 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kBlock = 16;     // keys in flight between asking for a line and reading it
-constexpr size_t kBatch = 128;    // rows handed to an optimizer at once
+constexpr size_t kBlock = 16;   // keys in flight between asking for a line and reading it
+constexpr size_t kBatch = 128;  // rows handed to an optimizer at once
 constexpr size_t kScratchKept = 1 << 20;
 
 // A row begins on a cache line, or (below 64 bytes) never straddles one.
@@ -51,9 +51,7 @@ TableRows::TableRows(std::shared_ptr<const TableSpec> spec)
   assert(!spec_->dense);
 }
 
-size_t TableRows::memory_bytes() const {
-  return index_.memory_bytes() + rows_.capacity() + meta_.capacity();
-}
+size_t TableRows::memory_bytes() const { return index_.memory_bytes() + rows_.capacity() + meta_.capacity(); }
 
 // A pipeline of three stages, so that no key waits for memory: the index line of key i + 2 * kAhead is
 // asked for, the row of key i + kAhead is looked up and asked for, and the row of key i is copied.

@@ -97,9 +97,11 @@ Status FrameReader::check_header(const Header& header) const {
     return {Code::refused, "wire version " + std::to_string(header.version) + " is not spoken here, only " +
                                std::to_string(kWireVersion)};
   }
-  if (header.part_count > kPartsMax) {
+  // A peer that has proved nothing gets no room for parts either.
+  const uint32_t parts_max = body_bytes_max_ <= kHandshakeBodyMax ? 0 : kPartsMax;
+  if (header.part_count > parts_max) {
     return {Code::refused, "a frame of " + std::to_string(header.part_count) + " parts; at most " +
-                               std::to_string(kPartsMax) + " are allowed"};
+                               std::to_string(parts_max) + " are allowed here"};
   }
   if (header.body_bytes > body_bytes_max_) {
     return {Code::refused, "a frame with a body of " + std::to_string(header.body_bytes) +

@@ -81,11 +81,11 @@ struct Part {
   uint32_t count = 0;  // keys
   float lr = 0.0f;     // NaN: the table's own
   uint32_t samples = 0;
-  uint64_t version = 0;       // replies: the shard's, after a push or at a pull. scans: the cursor
-  uint32_t keys_at = 0;       // replies to pulls: number of the first row within the request
-  uint32_t values_at = 0;     // pushes: the rows. pulls: where the rows shall go, if in a segment
-  uint32_t positions_at = 0;  // pulls into a segment: row of each key, u32, beside the keys
-  uint32_t positions_end = 0; // rows that there is room for
+  uint64_t version = 0;        // replies: the shard's, after a push or at a pull. scans: the cursor
+  uint32_t keys_at = 0;        // replies to pulls: number of the first row within the request
+  uint32_t values_at = 0;      // pushes: the rows. pulls: where the rows shall go, if in a segment
+  uint32_t positions_at = 0;   // pulls into a segment: row of each key, u32, beside the keys
+  uint32_t positions_end = 0;  // rows that there is room for
   uint16_t keys_segment = 0;
   uint16_t values_segment = 0;
   uint32_t values_bytes = 0;  // pushes of dense pieces: bytes / 4 of the part's values

@@ -94,18 +94,51 @@ class Client:
     def declare(self, spec: TableSpec, timeout_s: float) -> None: ...
     # keys: int64, 1-d, contiguous. grads/values: float32 (n, dim) contiguous. lr NaN = the table's own.
     # codec: "fp32" "fp16" "bf16" "int8". The arrays are only read during the call (blocking part included).
-    def pull(self, table: int, keys: NDArray[np.int64], *, codec: str = "fp32", out: NDArray[np.float32] | None = None, timeout_s: float) -> Ticket: ...
-    def push(self, table: int, keys: NDArray[np.int64], grads: NDArray[np.float32], *, lr: float, codec: str = "fp32", step: int = 0, timeout_s: float) -> Ticket: ...
-    def assign(self, table: int, keys: NDArray[np.int64], values: NDArray[np.float32], *, timeout_s: float) -> Ticket: ...
-    def pull_tensor(self, tensor: int, *, codec: str = "fp32", out: NDArray[np.float32] | None = None, timeout_s: float) -> Ticket: ...
-    def push_tensor(self, tensor: int, grad: NDArray[np.float32], *, lr: float, codec: str = "fp32", step: int = 0, timeout_s: float) -> Ticket: ...
+    def pull(
+        self,
+        table: int,
+        keys: NDArray[np.int64],
+        *,
+        codec: str = "fp32",
+        out: NDArray[np.float32] | None = None,
+        timeout_s: float,
+    ) -> Ticket: ...
+    def push(
+        self,
+        table: int,
+        keys: NDArray[np.int64],
+        grads: NDArray[np.float32],
+        *,
+        lr: float,
+        codec: str = "fp32",
+        step: int = 0,
+        timeout_s: float,
+    ) -> Ticket: ...
+    def assign(
+        self, table: int, keys: NDArray[np.int64], values: NDArray[np.float32], *, timeout_s: float
+    ) -> Ticket: ...
+    def pull_tensor(
+        self, tensor: int, *, codec: str = "fp32", out: NDArray[np.float32] | None = None, timeout_s: float
+    ) -> Ticket: ...
+    def push_tensor(
+        self,
+        tensor: int,
+        grad: NDArray[np.float32],
+        *,
+        lr: float,
+        codec: str = "fp32",
+        step: int = 0,
+        timeout_s: float,
+    ) -> Ticket: ...
     # Writes the first value once: a tensor that is born already keeps what it has.
     def init_tensor(self, tensor: int, value: NDArray[np.float32], *, timeout_s: float) -> Ticket: ...
     def assign_tensor(self, tensor: int, value: NDArray[np.float32], *, timeout_s: float) -> Ticket: ...
     # Per-shard figures of a table, summed: rows, value_bytes, state_bytes, memory_bytes, pushes, pulls.
     def table_stats(self, table: int, timeout_s: float) -> dict[str, int]: ...
     # Up to rows_max rows of one shard; cursor starts at 0, the scan of the shard ends when it returns -1.
-    def scan(self, table: int, shard: int, cursor: int, rows_max: int, timeout_s: float) -> tuple[NDArray[np.int64], NDArray[np.float32], int]: ...
+    def scan(
+        self, table: int, shard: int, cursor: int, rows_max: int, timeout_s: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], int]: ...
     # Figures of this client: lane per server, requests, bytes_sent, bytes_received, reconnects, retries.
     def counters(self) -> dict[str, Any]: ...
     @property
@@ -115,7 +148,17 @@ class Client:
 class Server:
     """Listens and serves from C++ threads until stopped; needs no GIL."""
 
-    def __init__(self, *, host: str, port: int, unix_path: str, token: bytes, shards: int, threads: int, frame_bytes_max: int) -> None: ...
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        unix_path: str,
+        token: bytes,
+        shards: int,
+        threads: int,
+        frame_bytes_max: int,
+    ) -> None: ...
     @property
     def port(self) -> int: ...
     def counters(self) -> dict[str, int]: ...

@@ -168,7 +168,7 @@ TEST(an_index_costs_at_most_40_bytes_a_key) {
   size_t most = 0;
   for (int64_t key = 0; key < 2'000'000; ++key) {
     CHECK(index.insert(key, hash_of(key), static_cast<uint32_t>(key)));
-    if (key > 100'000) {
+    if (key > 1'000'000) {
       most = std::max(most, index.memory_bytes() * 10 / static_cast<size_t>(key + 1));
     }
   }

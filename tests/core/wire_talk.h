@@ -69,7 +69,7 @@ class Talk {
  public:
   static constexpr size_t frame_bytes_max = size_t{1} << 20;
 
-  explicit Talk(ServerState& server) : server_(server), session_(server) {}
+  explicit Talk(ServerState& server) : session_(server) {}
   Talk(const Talk&) = delete;
   Talk& operator=(const Talk&) = delete;
   ~Talk() {
@@ -149,7 +149,6 @@ class Talk {
     }
   }
 
-  ServerState& server_;
   Session session_;
   FrameReader reader_{kHandshakeBodyMax};
   const Digest nonce_{};

@@ -52,8 +52,10 @@ class SimulatedServer:
         self._newest: dict[int, int] = {}  # client -> incarnation that was welcomed
         self.store = _core.protocol.Server(world.plan.shards, TOKEN)
         self.paused_until = 0.0
+        self.fenced_frames = 0  # of clients that a newer incarnation has replaced here
 
     def on_frame(self, connection: Connection, frame: bytes) -> None:
+        self.fenced_frames += connection.incarnation < self._newest.get(connection.who, 1)
         if connection.refused:
             return
         if connection.session is None:
@@ -86,6 +88,7 @@ class SimulatedClient:
         self._rng = random.Random(f"client {who} {world.plan.seed}")
         self.incarnation = 0
         self.paused_until = 0.0
+        self.blocked = 0  # how often the window was full
         self.down = True
         self.start()
 
@@ -145,7 +148,9 @@ class SimulatedClient:
             self._settle(seq)
             self._pump()
         elif kind == REFUSE and code == FENCED:
-            raise Violation(f"client {self._who}: incarnation {self.incarnation} is fenced, and it is the newest")
+            raise Violation(
+                f"client {self._who}: incarnation {self.incarnation} is fenced, and it is the newest"
+            )
         elif current and kind == CHALLENGE and not self._greeted[server]:
             self._send(connection, self._machine.proof(TOKEN, frame))
         elif current and kind == WELCOME and not self._greeted[server]:
@@ -216,6 +221,7 @@ class SimulatedClient:
         if operation == 0:
             if len(self._pushes) < WINDOW and self._seq + 1 < min(self._pushes) + WINDOW:
                 raise Violation(f"client {self._who}: the window is closed with {len(self._pushes)} open")
+            self.blocked += 1
             return False
         self._seq += 1
         weights = np.bincount(keys, minlength=len(KEYS)).astype(np.float32)

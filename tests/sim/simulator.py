@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .ledger import Ledger, Violation
+from .ledger import Ledger, Rows, Violation
 from .network import TO_SERVER, Clock, Connection, Network
 from .nodes import SimulatedClient, SimulatedServer, Verifier, table_specs
 from .plan import Action, Plan, make_plan
@@ -31,7 +31,10 @@ class Summary:
     frames: int
     pushes: int
     acked: int
-    duplicates: int
+    duplicates: int  # pushes that arrived at a shard again
+    applied_unacked: int  # pushes of crashed clients that show
+    fenced_frames: int  # late frames of incarnations that were replaced
+    blocked: int  # times that a client found its window full
 
 
 class World:
@@ -64,14 +67,22 @@ class World:
                 raise Violation(f"not finished {LIVENESS_MS:g} ms after the last fault")
         for client in self._clients:
             client.check_end()
-        self.ledger.judge(self.verifier.read_all())
+        tables = self.verifier.read_all()
+        self.ledger.judge(tables)
+        return self._summary(tables)
+
+    def _summary(self, tables: list[Rows]) -> Summary:
         pushes = self.ledger.pushes
+        unacked = [push for push in pushes if not push.acked]
         return Summary(
-            self.clock.now,
-            self.network.frames,
-            len(pushes),
-            sum(push.acked for push in pushes),
-            sum(server.store.counters()["duplicates"] for server in self._servers),
+            virtual_ms=self.clock.now,
+            frames=self.network.frames,
+            pushes=len(pushes),
+            acked=len(pushes) - len(unacked),
+            duplicates=sum(server.store.counters()["duplicates"] for server in self._servers),
+            applied_unacked=sum(bool(tables[push.table][:, push.column].any()) for push in unacked),
+            fenced_frames=sum(server.fenced_frames for server in self._servers),
+            blocked=sum(client.blocked for client in self._clients),
         )
 
     def closed_by_server(self, connection: Connection) -> None:
@@ -101,7 +112,11 @@ class World:
     def _schedule(self, action: Action) -> None:
         def event() -> None:
             client = self._clients[action.who] if action.kind != "pause_server" else None
-            if client is not None and self.clock.now < client.paused_until and action.kind in ("push", "pull"):
+            if (
+                client is not None
+                and self.clock.now < client.paused_until
+                and action.kind in ("push", "pull")
+            ):
                 self.clock.at(client.paused_until, event)
                 return
             self._left -= 1

@@ -1,0 +1,391 @@
+// A server's side of a connection against clients that no client of ours would be.
+#include "serve/session.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <cmath>
+
+#include "check.h"
+#include "wire_talk.h"
+
+using namespace shoal;
+
+namespace {
+
+const std::string kToken = "the token of these tests";
+
+struct Server {
+  ServerState state{8, bytes_of(kToken), 0};
+};
+
+Part part_of(uint32_t table, uint32_t count, uint16_t shard = 0) {
+  Part part;
+  part.shard = shard;
+  part.table = table;
+  part.term = 1;
+  part.count = count;
+  part.lr = NAN;
+  return part;
+}
+
+// Keys 0..count-1, then as many rows of ones.
+Bytes keys_and_rows(size_t count, size_t row_bytes) {
+  Bytes body(count * (8 + row_bytes));
+  for (size_t i = 0; i < count; ++i) {
+    const auto key = static_cast<int64_t>(i);
+    std::memcpy(body.data() + 8 * i, &key, 8);
+  }
+  const float one = 1.0f;
+  for (size_t at = 8 * count; at + 4 <= body.size(); at += 4) {
+    std::memcpy(body.data() + at, &one, 4);
+  }
+  return body;
+}
+
+Code declare(Talk& talk, const TableSpec& spec) {
+  return talk.ask(Kind::declare, {}, encode_table(spec)).code();
+}
+
+uint64_t rows_of(Talk& talk, uint32_t table) {
+  const Part part = part_of(table, 0);
+  const Reply reply = talk.ask(Kind::figures, {&part, 1});
+  TableFigures figures;
+  if (reply.body.size() < sizeof figures) {
+    return UINT64_MAX;
+  }
+  std::memcpy(&figures, reply.body.data(), sizeof figures);
+  return figures.rows;
+}
+
+// A push of keys 0 and 1 of table 1 (dim 4), changed by `change`; gives the answer's code.
+template <typename Change>
+Code push_changed(Talk& talk, Change change) {
+  Part part = part_of(1, 2);
+  part.values_at = 4;
+  change(part);
+  return talk.ask(Kind::push, {&part, 1}, keys_and_rows(2, 16), 1, 1).code();
+}
+
+// A sealed memfd as a client makes them.
+int segment_of(size_t bytes) {
+  const auto segment = Segment::create(1, bytes);
+  return segment.ok() ? dup((*segment)->fd()) : -1;
+}
+
+}  // namespace
+
+TEST(a_proved_client_is_served) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  CHECK(push_changed(talk, [](Part&) {}) == Code::ok);
+  CHECK_EQ(rows_of(talk, 1), 2);
+}
+
+TEST(a_wrong_token_is_refused) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(!talk.greet("another token"));
+  CHECK(!talk.open());
+  CHECK(talk.sink.replies.back().kind() == Kind::refuse);
+  CHECK_EQ(server.state.counters.refused.load(), 1);
+  CHECK_EQ(server.state.counters.connections.load(), 0);
+}
+
+TEST(a_proof_made_for_another_identity_is_refused) {
+  Server server;
+  Talk talk(server.state);
+  const Reply challenge = talk.hello();
+  Digest theirs;
+  std::memcpy(theirs.data(), challenge.body.data(), sizeof theirs);
+  const Digest proof = client_proof(bytes_of(kToken), Digest{}, theirs, talk.client + 1, talk.incarnation);
+  CHECK(talk.ask(Kind::proof, {}, proof).kind() == Kind::refuse);
+  CHECK(!talk.open());
+}
+
+TEST(a_proof_cannot_be_used_again) {
+  Server server;
+  Talk first(server.state);
+  const Reply challenge = first.hello();
+  Digest theirs;
+  std::memcpy(theirs.data(), challenge.body.data(), sizeof theirs);
+  const Digest proof = client_proof(bytes_of(kToken), Digest{}, theirs, first.client, first.incarnation);
+  CHECK(first.ask(Kind::proof, {}, proof).kind() == Kind::welcome);
+  Talk second(server.state);
+  second.hello();
+  CHECK(second.ask(Kind::proof, {}, proof).kind() == Kind::refuse);
+}
+
+TEST(nothing_is_served_before_the_proof) {
+  for (const Kind kind : {Kind::push, Kind::pull, Kind::declare, Kind::scan, Kind::figures, Kind::segment,
+                          Kind::proof, Kind::welcome, Kind::reply}) {
+    Server server;
+    Talk at_once(server.state);
+    CHECK(at_once.ask(kind, {}, Bytes(64)).kind() == Kind::refuse);
+    CHECK(!at_once.open());
+    Talk after_hello(server.state);
+    after_hello.hello();
+    CHECK(after_hello.ask(kind, {}, Bytes(64)).kind() == Kind::refuse);
+    CHECK(!after_hello.open() && !after_hello.proved());
+  }
+}
+
+TEST(a_short_greeting_is_refused) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.ask(Kind::hello, {}, Bytes(31)).kind() == Kind::refuse);
+  Talk other(server.state);
+  other.hello();
+  CHECK(other.ask(Kind::proof, {}, Bytes(31)).kind() == Kind::refuse);
+}
+
+TEST(unknown_kinds_end_the_connection_only) {
+  Server server;
+  Talk good(server.state);
+  CHECK(good.greet(kToken));
+  for (const int kind : {0, 1, 3, 5, 6, 11, 21, 32, 33, 0xffff}) {
+    Talk talk(server.state);
+    talk.client = 100 + static_cast<uint64_t>(kind);
+    CHECK(talk.greet(kToken));
+    CHECK(talk.ask(static_cast<Kind>(kind)).kind() == Kind::refuse);
+    CHECK(!talk.open());
+  }
+  CHECK(declare(good, make_table(1, 4)) == Code::ok);
+}
+
+TEST(a_frame_for_another_client_is_refused) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  talk.client = 8;
+  CHECK(talk.ask(Kind::figures).kind() == Kind::refuse);
+  CHECK(!talk.open());
+}
+
+TEST(a_newer_connection_of_a_client_ends_the_older) {
+  Server server;
+  Talk older(server.state);
+  Talk newer(server.state);
+  CHECK(older.greet(kToken));
+  CHECK(newer.greet(kToken));
+  older.ask(Kind::figures);
+  CHECK(!older.open());
+  CHECK(declare(newer, make_table(1, 4)) == Code::ok);
+}
+
+TEST(an_older_incarnation_is_fenced) {
+  Server server;
+  Talk newer(server.state);
+  newer.incarnation = 2;
+  CHECK(newer.greet(kToken));
+  Talk older(server.state);
+  CHECK(older.prove(bytes_of(kToken), older.hello()).code() == Code::fenced);
+  CHECK(!older.open());
+}
+
+TEST(a_push_that_names_what_is_not_there_changes_nothing) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  CHECK(push_changed(talk, [](Part& part) { part.shard = 8; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.codec = 4; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.mode = 3; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.mode = 2; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.keys_at = 1; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.count = 3; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.count = UINT32_MAX; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.values_at = 5; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.values_at = UINT32_MAX; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.table = 9; }) == Code::unknown_table);
+  CHECK(push_changed(talk, [](Part& part) { part.term = 2; }) == Code::unavailable);
+  CHECK(push_changed(talk, [](Part& part) { part.lr = -1.0f; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.lr = INFINITY; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.keys_segment = 3; }) == Code::refused);
+  CHECK(push_changed(talk, [](Part& part) { part.values_segment = 3; }) == Code::refused);
+  CHECK(talk.open());
+  CHECK_EQ(rows_of(talk, 1), 0);
+}
+
+TEST(a_push_whose_second_part_is_bad_applies_none) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  std::vector<Part> parts{part_of(1, 2), part_of(1, 2)};
+  parts[0].values_at = parts[1].values_at = 4;
+  parts[1].lr = -1.0f;
+  CHECK(talk.ask(Kind::push, parts, keys_and_rows(2, 16), 1, 1).code() == Code::refused);
+  CHECK_EQ(rows_of(talk, 1), 0);
+}
+
+// The second group of a shard would be taken for a duplicate of the first, and lost.
+TEST(a_push_that_comes_back_to_a_shard_is_refused) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  std::vector<Part> parts{part_of(1, 2, 0), part_of(1, 2, 1), part_of(1, 2, 0)};
+  for (Part& part : parts) {
+    part.values_at = 4;
+  }
+  CHECK(talk.ask(Kind::push, parts, keys_and_rows(2, 16), 1, 1).code() == Code::refused);
+  CHECK_EQ(rows_of(talk, 1), 0);
+}
+
+TEST(a_push_sent_twice_is_applied_once) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  CHECK(push_changed(talk, [](Part&) {}) == Code::ok);
+  CHECK(push_changed(talk, [](Part&) {}) == Code::ok);
+  CHECK_EQ(talk.sink.replies.back().parts[0].mode, 1);
+  CHECK_EQ(server.state.counters.duplicates.load(), 1);
+  const Part part = part_of(1, 1);
+  const Reply reply = talk.ask(Kind::pull, {&part, 1}, keys_and_rows(1, 0));
+  float value = 0.0f;
+  std::memcpy(&value, reply.body.data(), sizeof value);
+  CHECK_EQ(value, -1.0f);
+}
+
+TEST(a_push_outside_the_window_is_refused) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  Part part = part_of(1, 2);
+  part.values_at = 4;
+  CHECK(talk.ask(Kind::push, {&part, 1}, keys_and_rows(2, 16), 257, 1).code() == Code::refused);
+  CHECK_EQ(rows_of(talk, 1), 0);
+}
+
+TEST(a_pull_that_names_what_is_not_there_is_refused) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  CHECK(declare(talk, make_table(2, 100, true)) == Code::ok);
+  const auto pull = [&talk](auto change) {
+    Part part = part_of(1, 2);
+    change(part);
+    return talk.ask(Kind::pull, {&part, 1}, keys_and_rows(2, 0)).code();
+  };
+  CHECK(pull([](Part&) {}) == Code::ok);
+  CHECK(pull([](Part& part) { part.shard = 8; }) == Code::refused);
+  CHECK(pull([](Part& part) { part.codec = 9; }) == Code::refused);
+  CHECK(pull([](Part& part) { part.count = 3; }) == Code::refused);
+  CHECK(pull([](Part& part) { part.keys_at = UINT32_MAX - 1; }) == Code::refused);
+  CHECK(pull([](Part& part) { part.table = 77; }) == Code::unknown_table);
+  CHECK(pull([](Part& part) { part.table = 2; }) == Code::refused);  // piece 1 of a tensor of one
+  CHECK(pull([](Part& part) { part.values_segment = 5; }) == Code::refused);
+  CHECK(talk.open());
+}
+
+TEST(a_long_pull_waits_for_its_reader_and_comes_whole) {
+  for (const Codec codec : {Codec::fp32, Codec::fp16, Codec::int8}) {
+    Server server;
+    Talk talk(server.state);
+    CHECK(talk.greet(kToken));
+    CHECK(declare(talk, make_table(1, 33)) == Code::ok);
+    std::vector<Part> parts{part_of(1, 5001, 0), part_of(1, 3, 1), part_of(1, 4999, 2)};
+    for (Part& part : parts) {
+      part.codec = static_cast<uint8_t>(codec);
+    }
+    talk.sink.room_replies = 1;
+    talk.ask(Kind::pull, parts, keys_and_rows(5001, 0));
+    uint32_t rows = 0;
+    for (const Reply& reply : talk.sink.replies) {
+      for (const Part& part : reply.parts) {
+        CHECK_EQ(part.keys_at, rows);
+        CHECK(array_in(reply.body, part.values_at, part.count * encoded_bytes(codec, 33)).has_value());
+        rows += part.count;
+      }
+      CHECK_EQ(reply.header.last, &reply == &talk.sink.replies.back() ? 1 : 0);
+    }
+    CHECK_EQ(rows, 10'003);
+    CHECK(talk.sink.replies.size() > 1);
+  }
+}
+
+TEST(a_segment_needs_its_descriptor_and_its_seals) {
+  Server server;
+  Talk without(server.state);
+  CHECK(without.greet(kToken));
+  CHECK(without.ask(Kind::segment).kind() == Kind::refuse);
+  Talk unsealed(server.state);
+  CHECK(unsealed.greet(kToken));
+  unsealed.descriptors.push_back(memfd_create("test", MFD_CLOEXEC));
+  CHECK(unsealed.ask(Kind::segment).kind() == Kind::refuse);
+  Talk no_memory(server.state);
+  CHECK(no_memory.greet(kToken));
+  no_memory.descriptors.push_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  CHECK(no_memory.ask(Kind::segment).kind() == Kind::refuse);
+}
+
+TEST(arrays_in_a_segment_must_lie_in_it) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  talk.descriptors.push_back(segment_of(4096));
+  talk.ask(Kind::segment);  // its id is the number of the request
+  CHECK(talk.open());
+  const auto pull = [&talk](auto change) {
+    Part part = part_of(1, 4);
+    part.keys_segment = part.values_segment = 4;
+    part.positions_at = 16;
+    part.positions_end = 4;
+    part.values_at = 64;
+    change(part);
+    return talk.ask(Kind::pull, {&part, 1}).code();
+  };
+  CHECK(pull([](Part&) {}) == Code::ok);
+  CHECK(pull([](Part& part) { part.values_at = 1024 - 15; }) == Code::refused);
+  CHECK(pull([](Part& part) { part.values_at = 1024 - 16; }) == Code::ok);
+  CHECK(pull([](Part& part) { part.positions_end = 10'000; }) == Code::refused);
+  CHECK(pull([](Part& part) { part.positions_end = 0; }) == Code::refused);  // position 0 is not below 0
+  CHECK(pull([](Part& part) { part.positions_at = 1022; }) == Code::refused);
+  CHECK(pull([](Part& part) { part.keys_at = 1020; }) == Code::refused);
+  CHECK(pull([](Part& part) { part.count = 1000; }) == Code::refused);
+  CHECK(pull([](Part& part) { part.codec = 1; }) == Code::refused);
+  CHECK(pull([](Part& part) { part.values_segment = 5; }) == Code::refused);
+  CHECK(talk.open());
+}
+
+TEST(a_table_cannot_be_opened_with_other_settings) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  CHECK(declare(talk, make_table(1, 5)) == Code::mismatch);
+  CHECK(declare(talk, make_table(2, 4097)) == Code::bad_input);
+  CHECK(declare(talk, make_table(0, 4)) == Code::bad_input);
+  Bytes cut = encode_table(make_table(3, 4));
+  cut.pop_back();
+  CHECK(talk.ask(Kind::declare, {}, cut).code() == Code::refused);
+  CHECK(talk.ask(Kind::declare, {}, {}).code() == Code::refused);
+}
+
+TEST(a_scan_names_a_shard_and_a_table) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  CHECK(declare(talk, make_table(2, 100, true)) == Code::ok);
+  const auto scan = [&talk](uint32_t table, uint16_t shard, uint64_t cursor) {
+    Part part = part_of(table, UINT32_MAX, shard);
+    part.version = cursor;
+    return talk.ask(Kind::scan, {&part, 1}).code();
+  };
+  CHECK(scan(1, 0, 0) == Code::ok);
+  CHECK(scan(1, 0, UINT64_MAX) == Code::ok);
+  CHECK(scan(1, 8, 0) == Code::refused);
+  CHECK(scan(2, 0, 0) == Code::refused);
+  CHECK(scan(3, 0, 0) == Code::unknown_table);
+  CHECK(talk.ask(Kind::scan).code() == Code::refused);
+  CHECK(talk.open());
+}

@@ -1,0 +1,48 @@
+"""Thousands of seeded schedules; each failure names its seed and how to replay it."""
+
+import pytest
+
+from .plan import BURST_EVERY, make_plan
+from .simulator import LIVENESS_MS, Summary, run_seed
+
+SEEDS = 5000
+
+
+def total(summaries: list[Summary], name: str) -> float:
+    return sum(getattr(summary, name) for summary in summaries)
+
+
+@pytest.mark.slow
+def test_every_schedule_is_exact() -> None:
+    for seed in range(SEEDS):
+        run_seed(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block", range(10))
+def test_many_more_schedules_are_exact(block: int) -> None:
+    for seed in range((block + 1) * 50_000, (block + 2) * 50_000):
+        run_seed(seed)
+
+
+def test_a_seed_replays_exactly() -> None:
+    for seed in range(50):
+        assert make_plan(seed) == make_plan(seed)
+        assert run_seed(seed) == run_seed(seed)
+
+
+@pytest.mark.parametrize("hard", ["duplicates", "applied_unacked", "fenced_frames", "blocked"])
+def test_schedules_reach_the_hard_cases(hard: str) -> None:
+    """A simulator that meets no trouble proves nothing."""
+    summaries = [run_seed(seed) for seed in range(200)]
+    assert total(summaries, hard) >= 20
+
+
+def test_a_client_with_more_pushes_than_its_window_waits_and_finishes() -> None:
+    for seed in range(0, 10 * BURST_EVERY, BURST_EVERY):
+        assert run_seed(seed).pushes > 256
+
+
+def test_everything_ends_soon_after_the_last_fault() -> None:
+    plans = [make_plan(seed) for seed in range(100)]
+    assert max(run_seed(plan.seed).virtual_ms - plan.quiet_after for plan in plans) < LIVENESS_MS / 10
