@@ -102,22 +102,23 @@ Status RemoteClient::declare(const TableSpec& spec, Deadline deadline) {
 }
 
 Result<TableFigures> RemoteClient::figures(uint32_t table, Deadline deadline) {
-  TableFigures sum;
+  // The answer may come after the deadline, when this call is over: what it is written to is shared.
+  const auto sum = std::make_shared<TableFigures>();
   Part part;
   part.table = table;
   for (uint32_t i = 0; i < peers_.size(); ++i) {
-    const auto add = [&sum](const FrameView& frame) {
+    const auto add = [sum](const FrameView& frame) {
       TableFigures one;
       if (frame.body.size() >= sizeof one) {
         std::memcpy(&one, frame.body.data(), sizeof one);
-        sum += one;
+        *sum += one;
       }
     };
     if (Status status = ask(Kind::figures, i, &part, {}, add, deadline); !status.ok()) {
       return status;
     }
   }
-  return sum;
+  return *sum;
 }
 
 Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
@@ -131,9 +132,9 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
   part.shard = static_cast<uint16_t>(shard);
   part.version = cursor;
   part.count = static_cast<uint32_t>(std::min<size_t>(rows_max, 65536));
-  ScanPage page;
+  const auto page = std::make_shared<ScanPage>();  // shared with an answer that comes too late, as above
   const size_t dim = (*spec)->dim;
-  const auto take = [&page, dim](const FrameView& frame) {
+  const auto take = [page, dim](const FrameView& frame) {
     if (frame.parts.size() != 1) {
       return;
     }
@@ -143,16 +144,16 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
     if (!keys || !values) {
       return;
     }
-    page.keys.resize(reply.count);
-    page.values.resize(reply.count * dim);
-    std::memcpy(page.keys.data(), keys->data(), keys->size());
-    std::memcpy(page.values.data(), values->data(), values->size());
-    page.next = reply.version == 0 ? std::nullopt : std::optional<uint64_t>(reply.version);
+    page->keys.resize(reply.count);
+    page->values.resize(reply.count * dim);
+    std::memcpy(page->keys.data(), keys->data(), keys->size());
+    std::memcpy(page->values.data(), values->data(), values->size());
+    page->next = reply.version == 0 ? std::nullopt : std::optional<uint64_t>(reply.version);
   };
   if (Status s = ask(Kind::scan, options_.placement[shard], &part, {}, take, deadline); !s.ok()) {
     return s;
   }
-  return page;
+  return std::move(*page);
 }
 
 Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats,
