@@ -17,6 +17,26 @@ constexpr size_t kReplyBytes = 256 * 1024;
 constexpr size_t kHelpRows = 4096;
 constexpr size_t kScanRowsMax = 65536;
 
+// Looks a table up once for a run of parts that name it.
+class TableFinder {
+ public:
+  explicit TableFinder(const Store& store) : store_(store) {}
+  const TableSpec* find(uint32_t id) {
+    if (spec_ == nullptr || spec_->id != id) {
+      spec_ = store_.table(id);
+    }
+    return spec_.get();
+  }
+
+ private:
+  const Store& store_;
+  std::shared_ptr<const TableSpec> spec_;
+};
+
+Status not_declared(uint32_t table) {
+  return {Code::unknown_table, "no table with id " + std::to_string(table) + " was declared"};
+}
+
 Part reply_part(const Part& request, const Ack& ack) {
   Part part;
   part.shard = request.shard;
@@ -59,15 +79,16 @@ Result<std::span<const std::byte>> Session::array(const FrameView& frame, uint16
 }
 
 Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts) const {
+  TableFinder tables(server_.store);
   for (const Part& part : frame.parts) {
     if (part.shard >= server_.store.shards() || !is_codec(part.codec) || part.mode > 2 ||
         part.keys_at % 2 != 0) {
       return {Code::refused, "a push names shard " + std::to_string(part.shard) + ", codec " +
                                  std::to_string(part.codec) + ", mode " + std::to_string(part.mode)};
     }
-    const auto spec = server_.store.table(part.table);
+    const TableSpec* spec = tables.find(part.table);
     if (spec == nullptr) {
-      return {Code::unknown_table, "no table with id " + std::to_string(part.table) + " was declared"};
+      return not_declared(part.table);
     }
     const auto keys = array(frame, part.keys_segment, part.keys_at, size_t{8} * part.count);
     if (!keys.ok()) {
@@ -184,12 +205,13 @@ Session::Outcome Session::pull(const FrameView& frame, ReplySink& sink) {
 // The rows of the next reply frame, and moves `progress_` behind them.
 Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& frame) {
   std::vector<PullPiece> pieces;
+  TableFinder tables(server_.store);
   size_t body = 0;
   while (progress_.part < frame.parts.size() && body < kReplyBytes) {
     const Part& part = frame.parts[progress_.part];
-    const auto spec = server_.store.table(part.table);
+    const TableSpec* spec = tables.find(part.table);
     if (spec == nullptr) {
-      return Status{Code::unknown_table, "no table with id " + std::to_string(part.table) + " was declared"};
+      return not_declared(part.table);
     }
     Result<PullPart> request = check_pull(frame, part);
     if (!request.ok()) {
@@ -243,12 +265,12 @@ Session::Outcome Session::pull_into_segments(const FrameView& frame, ReplySink& 
   };
   std::vector<Job> jobs;
   jobs.reserve(frame.parts.size());
+  TableFinder tables(server_.store);
   size_t rows = 0;
   for (const Part& part : frame.parts) {
-    const auto spec = server_.store.table(part.table);
+    const TableSpec* spec = tables.find(part.table);
     if (spec == nullptr) {
-      answer(frame, {Code::unknown_table, "no table with id " + std::to_string(part.table) + " was declared"},
-             sink);
+      answer(frame, not_declared(part.table), sink);
       return Outcome::done;
     }
     const Result<PullPart> request = check_pull(frame, part);

@@ -60,7 +60,7 @@ bool TableRows::pull(std::span<const int64_t> keys, const PullTarget& target) co
   constexpr size_t kRing = 32;  // a power of two above 2 * kAhead
   const size_t row_bytes = encoded_bytes(target.codec, dim_);
   const bool plain = target.codec == Codec::fp32;
-  std::vector<float> fresh(dim_);
+  std::vector<float> fresh;  // of an absent key
   std::array<uint64_t, kRing> hashes;
   std::array<const float*, kRing> rows;
   for (size_t step = 0; step < keys.size() + 2 * kAhead; ++step) {
@@ -87,6 +87,7 @@ bool TableRows::pull(std::span<const int64_t> keys, const PullTarget& target) co
     }
     const float* source = rows[i % kRing];
     if (source == nullptr) {
+      fresh.resize(dim_);
       init_row(spec_->init, keys[i], fresh.data(), dim_);
       source = fresh.data();
     }

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,13 +91,23 @@ def counter_spec(dim: int) -> _core.TableSpec:
 @contextmanager
 def stopped(pids: Sequence[int]) -> Iterator[None]:
     """These processes stand still within the block."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
     try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        # The signal takes each thread at its own time; one on another core may still answer a request.
+        end = time.monotonic() + DEADLINE_S
+        while not all(stands_still(pid) for pid in pids):
+            assert time.monotonic() < end
         yield
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
+
+
+def stands_still(pid: int) -> bool:
+    """Whether every thread of the process is stopped."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((task / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T" for task in tasks)
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """A client process that pushes counters and says what was acknowledged; made to be killed.
 
 Push i adds one to column i of every key. `begun i` is written before it is sent, `acked i` after the
-servers acknowledged it; several are in flight at any time.
+servers acknowledged it; several are in flight at any time. With --linger it does not end by itself.
 """
 
 import argparse
 import os
+import sys
 from collections import deque
 
 import numpy as np
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, required=True)
     parser.add_argument("--end", type=int, required=True)
     parser.add_argument("--keys", type=int, required=True)
+    parser.add_argument("--linger", action="store_true")
     options = parser.parse_args()
     with shoal.connect(options.address, name=options.name, lane=options.lane, timeout=30) as client:
         table = client.table(options.name)
@@ -40,6 +42,8 @@ def main() -> None:
             tickets.append((number, table.push_async(keys, grads)))
             if len(tickets) == IN_FLIGHT:
                 finish(tickets)
+        if options.linger:
+            sys.stdin.read()
         while tickets:
             finish(tickets)
 

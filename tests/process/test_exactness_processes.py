@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,43 +44,51 @@ class Told:
         {"begun": self.begun, "acked": self.acked}[word].add(int(number))
 
 
-def start(cluster: shoal.LocalCluster, name: str, lane: str, first: int, keys: int) -> subprocess.Popen[str]:
-    options = ["--address", cluster.address, "--name", name, "--lane", lane, "--keys", str(keys)]
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *options, "--first", str(first), "--end", str(first + PUSHES)],
+def live(cluster: shoal.LocalCluster, name: str, lane: str, first: int, kill_at: int | None) -> list[str]:
+    """One life of a client: what it said until it was killed at its push `kill_at`, or came to its end."""
+    options = ["--address", cluster.address, "--name", name, "--lane", lane, "--keys", str(KEYS)]
+    options += ["--first", str(first), "--end", str(first + PUSHES)]
+    options += [] if kill_at is None else ["--linger"]
+    said = []
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT), *options],
         env={**os.environ, "SHOAL_TOKEN": cluster.token, "OPENBLAS_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    )
-
-
-def live(process: subprocess.Popen[str], told: Told, kill_after: int | None) -> None:
-    """Listen to a client, and kill it once it has said that many lines."""
-    assert process.stdout is not None
-    with process:
-        for heard, line in enumerate(process.stdout, 1):
-            told.hear(line)
-            if heard == kill_after:
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if line == f"begun {kill_at}\n":
                 process.kill()
-        assert process.wait(DEADLINE_S) == (0 if kill_after is None else -signal.SIGKILL)
+        assert process.wait(DEADLINE_S) == (0 if kill_at is None else -signal.SIGKILL)
+    return said
+
+
+def all_lives(cluster: shoal.LocalCluster, name: str, lane: str, seed: int) -> Told:
+    """A client that is killed again and again in the middle of its pushes; the last life is a long one."""
+    rng = random.Random(f"{name} {seed}")
+    told = Told()
+    for number in range(LIVES):
+        first = number * PUSHES
+        kill_at = None if number == LIVES - 1 else rng.randrange(first, first + PUSHES)
+        for line in live(cluster, name, lane, first, kill_at):
+            told.hear(line)
+    return told
 
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_clients_leave_whole_pushes_or_none(cluster: shoal.LocalCluster, lane: str, seed: int) -> None:
-    rng = random.Random(f"{lane} {seed}")
-    client_names = [f"killed-{lane}-{seed}-{number}" for number in range(CLIENTS)]
-    told = {name: Told() for name in client_names}
-    with cluster.connect() as client:
-        tables = {name: client.table(name, dim=LIVES * PUSHES, optimizer=SGD) for name in client_names}
-        for number in range(LIVES):
-            lives = [start(cluster, name, lane, number * PUSHES, KEYS) for name in client_names]
-            for name, process in zip(client_names, lives, strict=True):
-                last = number == LIVES - 1
-                live(process, told[name], None if last else rng.randint(1, PUSHES))
-        placement = join(cluster, "reader").placement
-        for name in client_names:
-            judge(tables[name].pull(np.arange(KEYS)), told[name], len(placement))
+    names = [f"killed-{lane}-{seed}-{number}" for number in range(CLIENTS)]
+    shards = len(join(cluster, "reader").placement)
+    with cluster.connect() as client, ThreadPoolExecutor(CLIENTS) as threads:
+        tables = [client.table(name, dim=LIVES * PUSHES, optimizer=SGD) for name in names]
+        jobs = [threads.submit(all_lives, cluster, name, lane, seed) for name in names]
+        for table, job in zip(tables, jobs, strict=True):
+            told = job.result(DEADLINE_S)
+            judge(table.pull(np.arange(KEYS)), told, shards)
 
 
 def judge(rows: np.ndarray, told: Told, shards: int) -> None:
