@@ -107,7 +107,8 @@ class Session {
   Outcome scan(const FrameView& frame, ReplySink& sink);
   Outcome figures(const FrameView& frame, ReplySink& sink);
 
-  Status check_push(const FrameView& frame, std::vector<PushPart>& parts) const;
+  Status check_push(const FrameView& frame, std::vector<PushPart>& parts,
+                    std::vector<std::vector<int64_t>>& copies) const;
   Result<PullPart> check_pull(const FrameView& frame, const Part& part) const;
   Result<std::span<const std::byte>> array(const FrameView& frame, uint16_t segment, uint32_t at,
                                            size_t bytes) const;

@@ -78,7 +78,8 @@ Result<std::span<const std::byte>> Session::array(const FrameView& frame, uint16
   return *found;
 }
 
-Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts) const {
+Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
+                           std::vector<std::vector<int64_t>>& copies) const {
   TableFinder tables(server_.store);
   for (const Part& part : frame.parts) {
     if (part.shard >= server_.store.shards() || !is_codec(part.codec) || part.mode > 2 ||
@@ -91,8 +92,8 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts)
       return not_declared(part.table);
     }
     const auto keys = array(frame, part.keys_segment, part.keys_at, size_t{8} * part.count);
-    if (!keys.ok()) {
-      return keys.status();
+    if (!keys.ok() || (spec->dense && part.count > spec->pieces())) {
+      return keys.ok() ? Status{Code::refused, "more pieces than the tensor has"} : keys.status();
     }
     const size_t bytes = spec->dense ? size_t{4} * part.values_bytes
                                      : size_t{part.count} * encoded_bytes(static_cast<Codec>(part.codec),
@@ -101,12 +102,17 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts)
     if (!values.ok()) {
       return values.status();
     }
+    std::span<const int64_t> numbers(reinterpret_cast<const int64_t*>(keys->data()), part.count);
+    if (spec->dense) {
+      // Piece numbers are checked and then relied on, and a peer can still write to its segment: copied.
+      numbers = copies.emplace_back(numbers.begin(), numbers.end());
+    }
     parts.push_back({.table = part.table,
                      .term = part.term,
                      .mode = static_cast<PushMode>(part.mode),
                      .codec = static_cast<Codec>(part.codec),
                      .lr = part.lr,
-                     .keys = {reinterpret_cast<const int64_t*>(keys->data()), part.count},
+                     .keys = numbers,
                      .values = *values});
   }
   return {};
@@ -114,20 +120,27 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts)
 
 Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   std::vector<PushPart> parts;
+  std::vector<std::vector<int64_t>> copies;
   parts.reserve(frame.parts.size());
-  if (Status status = check_push(frame, parts); !status.ok()) {
+  if (Status status = check_push(frame, parts, copies); !status.ok()) {
     answer(frame, status, sink);
     return Outcome::done;
   }
   // Neighbouring parts of the same shard are one update with one dedupe record.
   std::vector<std::pair<size_t, size_t>> groups;
+  std::vector<bool> seen(server_.store.shards());
   size_t rows = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
+    const uint16_t shard = frame.parts[i].shard;
     rows += parts[i].keys.size();
-    if (i > 0 && frame.parts[i].shard == frame.parts[i - 1].shard) {
+    if (i > 0 && shard == frame.parts[i - 1].shard) {
       groups.back().second = i + 1;
+    } else if (seen[shard]) {
+      answer(frame, {Code::refused, "a push comes back to shard " + std::to_string(shard)}, sink);
+      return Outcome::done;
     } else {
       groups.emplace_back(i, i + 1);
+      seen[shard] = true;
     }
   }
   const PushIdentity identity{
@@ -341,8 +354,10 @@ Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
   const size_t key_bytes = page->keys.size() * 8;
   const size_t value_bytes = page->values.size() * 4;
   const ReplySink::Draft draft = sink.begin(1, key_bytes + value_bytes);
-  std::memcpy(draft.body, page->keys.data(), key_bytes);
-  std::memcpy(draft.body + key_bytes, page->values.data(), value_bytes);
+  if (key_bytes > 0) {
+    std::memcpy(draft.body, page->keys.data(), key_bytes);
+    std::memcpy(draft.body + key_bytes, page->values.data(), value_bytes);
+  }
   draft.parts[0] = part;
   draft.parts[0].count = static_cast<uint32_t>(page->keys.size());
   draft.parts[0].version = page->next.value_or(0);

@@ -132,14 +132,16 @@ bool TableRows::resolve(std::span<const int64_t> keys) {
     slots_.resize(keys.size());
   }
   std::array<uint64_t, kBlock> hashes;
+  std::array<int64_t, kBlock> block;  // read once: a peer may still write to them, and key and hash must agree
   for (size_t first = 0; first < keys.size(); first += kBlock) {
     const size_t count = std::min(kBlock, keys.size() - first);
+    std::memcpy(block.data(), keys.data() + first, 8 * count);
     for (size_t i = 0; i < count; ++i) {
-      hashes[i] = hash_of(keys[first + i]);
+      hashes[i] = hash_of(block[i]);
       index_.prefetch(hashes[i]);
     }
     for (size_t i = 0; i < count; ++i) {
-      const int64_t key = keys[first + i];
+      const int64_t key = block[i];
       uint32_t& slot = slots_[first + i];
       slot = index_.find(key, hashes[i]);
       if (slot == Index::kAbsent && !birth(key, hashes[i], slot)) {

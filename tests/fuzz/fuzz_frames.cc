@@ -1,0 +1,208 @@
+// Arbitrary bytes, in arbitrary pieces, into FrameReader and Session: nothing may crash, hang, touch
+// memory that is not its own or trip an assert, and a good client must be served afterwards.
+//
+// The input is read as a program of a few kinds of step: raw bytes; a frame built from fields (sealed, so
+// that it passes the checksum and reaches the code behind it); a frame of the corpus with some of its
+// bytes changed, sealed again or not. A conversation begins before the proof, or after it.
+//
+// With clang this file is a libFuzzer target (-fsanitize=fuzzer -DSHOAL_LIBFUZZER). Without, fuzz_main.cc
+// makes the inputs from a seed.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "wire_talk.h"
+
+using namespace shoal;
+
+namespace {
+
+constexpr uint32_t kShards = 4;
+const std::string kToken = "fuzz";
+
+// Takes values from the input; zeros when it is used up.
+class Input {
+ public:
+  Input(const uint8_t* data, size_t size) : data_(data), left_(size) {}
+
+  size_t left() const { return left_; }
+  template <typename T>
+  T take() {
+    T value{};
+    const size_t count = std::min(sizeof value, left_);
+    if (count > 0) {
+      std::memcpy(&value, data_, count);
+    }
+    data_ += count;
+    left_ -= count;
+    return value;
+  }
+  Bytes bytes(size_t count) {
+    count = std::min(count, left_);
+    const auto* from = reinterpret_cast<const std::byte*>(data_);
+    Bytes taken(from, from + count);
+    data_ += count;
+    left_ -= count;
+    return taken;
+  }
+  // Mostly small, sometimes at an edge of its type, sometimes anything.
+  uint32_t number(uint32_t usual) {
+    constexpr std::array<uint32_t, 6> edges{0, 1, 0x7fffffff, 0x80000000, 0xfffffffe, 0xffffffff};
+    const auto how = take<uint8_t>();
+    return how < 200 ? how % std::max(usual, 1u) : how < 240 ? edges[how % edges.size()] : take<uint32_t>();
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t left_;
+};
+
+Part any_part(Input& input) {
+  Part part;
+  part.shard = static_cast<uint16_t>(input.number(kShards));
+  part.codec = static_cast<uint8_t>(input.number(4));
+  part.mode = static_cast<uint8_t>(input.number(3));
+  part.table = input.number(6);
+  part.term = 1 + input.number(1);
+  part.count = input.number(8);
+  part.lr = input.take<uint8_t>() < 200 ? NAN : input.take<float>();
+  part.version = input.number(1000);
+  part.keys_at = input.number(64) & (input.take<uint8_t>() < 250 ? ~1u : ~0u);
+  part.values_at = input.number(256);
+  part.positions_at = input.number(256);
+  part.positions_end = input.number(16);
+  part.keys_segment = static_cast<uint16_t>(input.number(3));
+  part.values_segment = static_cast<uint16_t>(input.number(3));
+  part.values_bytes = input.number(200);
+  return part;
+}
+
+Kind any_kind(Input& input) {
+  constexpr std::array kinds{Kind::push,    Kind::pull, Kind::scan,   Kind::push,
+                             Kind::declare, Kind::pull, Kind::segment};
+  const auto how = input.take<uint8_t>();
+  return how < 252 ? kinds[how % kinds.size()] : static_cast<Kind>(input.take<uint8_t>() % 40);
+}
+
+// A table's description, sound or with some bytes changed.
+Bytes any_table(Input& input) {
+  TableSpec spec = make_table(1 + input.number(5), 1 + input.number(9), input.take<uint8_t>() % 3 == 0);
+  spec.optimizer.kind = static_cast<OptimizerKind>(1 + input.number(6));
+  spec.optimizer.beta1 = spec.optimizer.beta2 = 0.5;
+  spec.optimizer.eps = 1e-8f;
+  spec.generation = input.number(3);
+  if (spec.dense && input.take<uint8_t>() % 4 == 0) {
+    spec.dim = kPieceFloats + input.number(70'000);
+  }
+  Bytes body = encode_table(spec);
+  for (uint8_t changes = input.take<uint8_t>() % 4; changes > 1; --changes) {
+    body[input.take<uint16_t>() % body.size()] = input.take<std::byte>();
+  }
+  return body;
+}
+
+// A descriptor that a client may send: mostly a sealed segment.
+int any_descriptor(Input& input) {
+  if (input.take<uint8_t>() % 32 == 0) {
+    return open("/dev/null", O_RDWR | O_CLOEXEC);
+  }
+  const auto segment = Segment::create(1, 64 + input.number(4096) % 100'000);
+  return segment.ok() ? dup((*segment)->fd()) : -1;
+}
+
+Bytes any_frame(Input& input, Talk& talk, uint64_t& seq) {
+  const Kind kind = any_kind(input);
+  if (kind == Kind::segment && input.take<uint8_t>() % 16 != 0) {
+    talk.descriptors.push_back(any_descriptor(input));
+  }
+  Header header;
+  header.kind = static_cast<uint16_t>(kind);
+  header.client = talk.client + (input.take<uint8_t>() < 252 ? 0 : 1);
+  header.incarnation = talk.incarnation;
+  header.request = kind == Kind::segment ? 1 + input.number(3) : input.take<uint16_t>();
+  header.seq = input.take<uint8_t>() < 200 ? ++seq : input.number(300);
+  header.low = input.take<uint8_t>() < 200 ? header.seq : input.number(300);
+  std::vector<Part> parts(input.number(4) % 64);
+  std::generate(parts.begin(), parts.end(), [&input] { return any_part(input); });
+  const Bytes body = kind == Kind::declare ? any_table(input) : input.bytes(input.number(250) % 4096);
+  return make_frame(header, parts, body);
+}
+
+// Bytes changed anywhere; then, mostly, the checksum made right again.
+void damage(Input& input, Bytes& frame) {
+  for (uint8_t changes = input.take<uint8_t>() % 8; changes > 0; --changes) {
+    frame[input.take<uint16_t>() % frame.size()] = input.take<std::byte>();
+  }
+  Header header;
+  if (frame.size() < sizeof header || input.take<uint8_t>() % 4 == 0) {
+    return;
+  }
+  std::memcpy(&header, frame.data(), sizeof header);
+  header.magic = kMagic;
+  header.version = kWireVersion;
+  const size_t parts_max = (frame.size() - sizeof header) / sizeof(Part);
+  std::vector<Part> parts(std::min<size_t>(header.part_count, parts_max));
+  if (!parts.empty()) {
+    std::memcpy(parts.data(), frame.data() + sizeof header, parts.size() * sizeof(Part));
+  }
+  const size_t body = frame.size() - sizeof header - parts.size() * sizeof(Part);
+  seal_head(header, parts, input.take<uint8_t>() % 8 == 0 ? input.take<uint32_t>() : body, frame.data());
+}
+
+void converse(Input& input, Talk& talk) {
+  uint64_t seq = 0;
+  while (input.left() > 0 && talk.open()) {
+    const auto step = input.take<uint8_t>();
+    const size_t chunk = step % 3 == 0 ? 1 + input.take<uint8_t>() : SIZE_MAX;
+    Bytes bytes = step < 20 ? input.bytes(input.take<uint16_t>()) : any_frame(input, talk, seq);
+    if (step >= 200 && !bytes.empty()) {
+      damage(input, bytes);
+    }
+    if (step % 7 == 0) {
+      talk.sink.room_replies = talk.sink.replies.size();
+    }
+    talk.feed(bytes, chunk);
+    talk.sink.replies.clear();
+  }
+}
+
+void require(bool held, const char* what) {
+  if (!held) {
+    std::fprintf(stderr, "fuzz: %s\n", what);
+    std::abort();
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input input(data, size);
+  ServerState server(kShards, bytes_of(kToken), 0);
+  const auto begin = input.take<uint8_t>();
+  {
+    Talk talk(server);
+    if (begin % 8 != 0) {
+      require(talk.greet(kToken), "a good greeting was refused");
+      for (uint32_t id = 1; id < 6 && begin % 8 != 1; ++id) {
+        talk.ask(Kind::declare, {},
+                 encode_table(make_table(id, id == 3 ? 70'001 : 3 * id, id == 3 || id == 5)));
+      }
+      for (int fd = 0; fd < 2 && begin % 8 > 3; ++fd) {
+        talk.descriptors.push_back(any_descriptor(input));
+        talk.ask(Kind::segment);
+      }
+    }
+    converse(input, talk);
+    require(begin % 8 != 0 || !talk.proved(), "somebody got in without the token");
+  }
+  Talk good(server);
+  good.client = 99;
+  require(good.greet(kToken), "a good client is not welcome any more");
+  require(good.ask(Kind::declare, {}, encode_table(make_table(77, 2))).code() == Code::ok, "nor served");
+  return 0;
+}
