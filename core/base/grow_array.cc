@@ -18,6 +18,13 @@ constexpr size_t kHugeMin = 4 * 1024 * 1024;
 
 constexpr size_t kHugePage = 2 * 1024 * 1024;
 
+// TSan does not see mremap: it would blame whoever is given the address of pages that moved away.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kMovesPages = false;
+#else
+constexpr bool kMovesPages = true;
+#endif
+
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 void* map_anonymous(size_t bytes, int protection) {
@@ -91,7 +98,7 @@ bool GrowArray::grow_heap(size_t bytes) {
 
 bool GrowArray::grow_mapped(size_t bytes) {
   const size_t size = round_up(bytes, kPage);
-  if (!mapped()) {
+  if (!mapped() || !kMovesPages) {
     void* fresh = map_anonymous(size, PROT_READ | PROT_WRITE);
     if (fresh == MAP_FAILED) {
       return false;
@@ -116,7 +123,7 @@ bool GrowArray::grow_huge(size_t bytes) {
   if (place == nullptr) {
     return false;
   }
-  if (capacity_ >= kHugeMin) {
+  if (capacity_ >= kHugeMin && kMovesPages) {
     if (mremap(data_, capacity_, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) {
       munmap(place, size);
       return false;

@@ -81,6 +81,9 @@ Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline)
       ++waiters_;
       changed_.wait_until(lock, deadline, [&] { return done() || !pumping_ || closing_; });
       --waiters_;
+      if (waiters_ == 0 && !pumping_ && background_) {
+        keeper_wanted_.notify_one();  // we may leave at once, and whoever pumped counted on us
+      }
       continue;
     }
     pumping_ = true;
@@ -302,7 +305,9 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
   if (now < peer.next_attempt || now >= deadline) {
     return;
   }
-  Result<std::unique_ptr<Link>> link = Link::dial(options_.servers[server], options_.lane, options_.identity,
+  // By the same lane as before: open requests may lie in shared memory, which no other lane can reach.
+  const Lane lane = options_.lane.value_or(peer.shm ? Lane::shm : Lane::tcp);
+  Result<std::unique_ptr<Link>> link = Link::dial(options_.servers[server], lane, options_.identity,
                                                   std::min(deadline, Clock::now() + kDialTime));
   if (!link.ok()) {
     peer.next_attempt = Clock::now() + peer.backoff;

@@ -75,7 +75,7 @@ Status RemoteClient::ask(Kind kind, uint32_t server, const Part* part, std::vect
   }
   request->blocks.push_back(builder_.allocate(body.size(), false));
   if (request->blocks[0] == nullptr) {
-    return {Code::internal, "out of memory"};
+    return give_up(operation, "out of memory");
   }
   std::memcpy(request->blocks[0]->bytes().data(), body.data(), body.size());
   request->body.push_back(request->blocks[0]->bytes().first(body.size()));

@@ -235,8 +235,10 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
     const size_t room = std::max<size_t>(1, (kReplyBytes - body) / row_bytes);
     const size_t rows = std::min(request->keys.size() - progress_.row, room);
     request->keys = request->keys.subspan(progress_.row, rows);
-    pieces.push_back({&part, *request, progress_.first + progress_.row, rows * row_bytes});
-    body += rows * row_bytes;
+    // Offsets count in fours, and rows of an odd dim in 16 bits need not end on one.
+    const size_t bytes = (rows * row_bytes + 3) / 4 * 4;
+    pieces.push_back({&part, *request, progress_.first + progress_.row, bytes});
+    body += bytes;
     progress_.row += rows;
     if (progress_.row == part.count) {
       progress_ = {.part = progress_.part + 1, .row = 0, .first = progress_.first + part.count};

@@ -298,8 +298,11 @@ TEST(a_long_pull_waits_for_its_reader_and_comes_whole) {
     talk.ask(Kind::pull, parts, keys_and_rows(5001, 0));
     uint32_t rows = 0;
     for (const Reply& reply : talk.sink.replies) {
+      size_t end = 0;  // of the part before
       for (const Part& part : reply.parts) {
         CHECK_EQ(part.keys_at, rows);
+        CHECK(size_t{4} * part.values_at >= end);
+        end = size_t{4} * part.values_at + part.count * encoded_bytes(codec, 33);
         CHECK(array_in(reply.body, part.values_at, part.count * encoded_bytes(codec, 33)).has_value());
         rows += part.count;
       }

@@ -96,13 +96,19 @@ class CuttingProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop all connections, and take no more. Twice is harmless."""
+        if self._stop.fileno() < 0:
+            return
         self._stop.send(b"x")
         self._thread.join(10)
+        assert not self._thread.is_alive()
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._stop.close()
         self._selector.close()
-        assert not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:

@@ -1,6 +1,7 @@
 """Exactly once with real processes and sockets: cut connections, killed and paused processes."""
 
 import itertools
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 from cutting_proxy import CuttingProxy
-from exactness_world import LANES, SGD, CounterTable, join, stopped
+from exactness_world import LANES, SGD, CounterTable, direct, join, stopped
 
 import shoal
 from shoal import _core
@@ -93,6 +94,27 @@ def test_a_reply_that_is_swallowed_is_asked_for_again(cluster: shoal.LocalCluste
             table.add(KEYS, 0)
         assert table.read(KEYS).tolist() == [[50.0]] * len(KEYS)
         assert sum(proxy.cuts["swallow"] for proxy in proxies) == SERVERS * CUTS
+
+
+def test_a_push_in_shared_memory_is_retried_by_the_same_lane(cluster: shoal.LocalCluster) -> None:
+    """Lane "auto" must not send again by tcp what lies in memory that only the shm lane can reach."""
+    server = join(cluster, "proxy").servers[0]
+    path = cluster.directory / "comes-and-goes"
+    grads = -np.ones((len(KEYS), 2), np.float32)
+    with ExitStack() as stack:
+        proxy = stack.enter_context(CuttingProxy(server.unix_path, seed=0, cuts=0, path=str(path)))
+        to = {0: _core.ServerAddress(0, server.host, server.port, str(path))}
+        table = CounterTable(cluster, next(names), "auto", 2, lambda s: to.get(s.index, direct(s)))
+        stack.enter_context(closing(table))
+        with stopped([server.pid]):
+            ticket = table.core.push(table.spec.id, KEYS, grads, lr=math.nan, timeout_s=5)
+            path.unlink()
+            proxy.close()
+        with pytest.raises(_core.CoreError, match=f"server 0 .*{server.port}"):
+            ticket.wait(0.2)
+        stack.enter_context(CuttingProxy(server.unix_path, seed=0, cuts=0, path=str(path)))
+        ticket.wait(30)
+        assert (table.read(KEYS) == 1).all()
 
 
 @pytest.mark.parametrize("lane", LANES)

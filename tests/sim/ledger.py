@@ -25,7 +25,7 @@ Rows = NDArray[np.float32]
 KEY_ARRAY = np.array(KEYS, np.int64)
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818 - it reads as what happened
     """The system did something that no schedule allows."""
 
 
