@@ -20,8 +20,9 @@ PY := $(shell find src -name '*.py' -o -name '*.pyi' -o -name py.typed)
 SANITIZED ?= -m 'not slow and not soak' --timeout 600 tests/unit tests/process
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+FUZZ_ARGS ?= --seconds 600
 
-.PHONY: help demo test ctest check format bench sanitize asan tsan mutants soak wheel install clean
+.PHONY: help demo test ctest check format bench sanitize asan tsan fuzz mutants soak wheel install clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -42,6 +43,10 @@ bench: install $(VENV)/.bench ## measure Shoal and its peers in one run; BENCH_A
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 sanitize: asan tsan ## C++ and store tests under ASan + UBSan, then under TSan
+
+fuzz: $(VENV)/.deps ## fuzz the frame parser and the sessions, ten minutes from a new seed; FUZZ_ARGS=... is passed on
+	scripts/build_tree asan -DSHOAL_SANITIZE=address,undefined -DSHOAL_TESTS=ON -DSHOAL_BINDINGS=ON
+	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 build/asan/tests/fuzz/fuzz_frames --seed $$RANDOM $(FUZZ_ARGS)
 
 soak: install ## what takes longer than `make test` allows; SOAK_ARGS=... is passed on
 	$(PYTEST) -m soak --timeout 3600 $(SOAK_ARGS)
@@ -95,7 +100,7 @@ mutants: $(VENV)/.shoal ## the tests of the tests: deliberate bugs compiled in, 
 
 asan: $(VENV)/.shoal
 	scripts/build_tree asan -DSHOAL_SANITIZE=address,undefined -DSHOAL_TESTS=ON -DSHOAL_BINDINGS=ON
-	$(CTEST) --test-dir build/asan
+	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 $(CTEST) --test-dir build/asan
 	scripts/sanitized asan $(PYTEST) $(SANITIZED)
 
 tsan: $(VENV)/.shoal

@@ -220,11 +220,10 @@ class SimClient {
       if (next) {
         if (const auto request = machine_.find(server, next->header.request)) {
           const auto code = static_cast<Code>(next->header.code);
-          if (code == Code::ok) {
-            request->operation->on_reply(*request, *next);
-          }
-          if (code != Code::ok || next->header.last != 0) {
-            machine_.answered(server, next->header.request, {code, code == Code::ok ? "" : "refused"});
+          const Status status =
+              code == Code::ok ? request->operation->on_reply(*request, *next) : Status{code, "refused"};
+          if (!status.ok() || next->header.last != 0) {
+            machine_.answered(server, next->header.request, status);
           }
         }
         continue;

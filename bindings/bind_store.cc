@@ -76,8 +76,11 @@ struct Ticket {
 std::shared_ptr<void> keep_object(nb::object object) {
   PyObject* raw = object.release().ptr();
   return {raw, [](PyObject* p) {
-            const nb::gil_scoped_acquire acquire;
-            Py_DECREF(p);
+            // While the interpreter is being taken down nobody may ask for the GIL: leak it then.
+            if (Py_IsInitialized() != 0 && _Py_IsFinalizing() == 0) {
+              const nb::gil_scoped_acquire acquire;
+              Py_DECREF(p);
+            }
           }};
 }
 
@@ -173,11 +176,16 @@ PushOptions push_options(PushMode mode, float lr, Codec codec, uint64_t step) {
   return {.lr = lr, .mode = mode, .codec = codec, .step = step};
 }
 
+void check_count(const char* verb, size_t keys) {
+  if (keys > 0xffffffffu) {
+    raise({Code::bad_input,
+           std::string("a ") + verb + " of " + std::to_string(keys) + " keys; at most 2**32 - 1 at once"});
+  }
+}
+
 Ticket push_rows(const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& values,
                  const PushOptions& options, double timeout_s) {
-  if (keys.size() > 0xffffffffu) {
-    raise({Code::bad_input, "a push of " + std::to_string(keys.size()) + " keys; at most 2**32 - 1 at once"});
-  }
+  check_count("push", keys.size());
   if (keys.size() > 0 && (values.ndim() != 2 || values.shape(0) != keys.size())) {
     raise({Code::bad_input, std::to_string(keys.size()) + " keys need as many rows of values"});
   }
@@ -301,6 +309,7 @@ void bind_rows(nb::class_<PyClient>& c) {
          std::optional<Out> out, double timeout_s) {
         const Codec wire = parse_codec(codec);
         const std::span<float> to = out_span(out);
+        check_count("pull", keys.size());
         return start(self, false, out ? nb::cast(*out) : nb::none(),
                      [&](StoreClient& client, const std::shared_ptr<void>& kept) {
                        return client.pull(table, {keys.data(), keys.size()}, wire, {to, kept},

@@ -10,6 +10,8 @@ void bind_protocol(nanobind::module_& m);
 
 NB_MODULE(_core, m) {
   m.doc() = "Shoal's C++ core. Low level: use the `shoal` package.";
+  // A client in a global variable outlives the interpreter's last collection: nothing to warn a user of.
+  nanobind::set_leak_warnings(false);
   bind_errors(m);
   bind_update(m);
   bind_store(m);

@@ -49,18 +49,19 @@ std::byte* reserve_aligned(size_t bytes) {
 
 }  // namespace
 
-bool GrowArray::mapped() const { return capacity_ >= kMappedMin; }
-
 GrowArray::~GrowArray() { reset(); }
 
 GrowArray::GrowArray(GrowArray&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), capacity_(std::exchange(other.capacity_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      capacity_(std::exchange(other.capacity_, 0)),
+      mapped_(other.mapped_) {}
 
 GrowArray& GrowArray::operator=(GrowArray&& other) noexcept {
   if (this != &other) {
     reset();
     data_ = std::exchange(other.data_, nullptr);
     capacity_ = std::exchange(other.capacity_, 0);
+    mapped_ = other.mapped_;
   }
   return *this;
 }
@@ -69,7 +70,7 @@ void GrowArray::reset() {
   if (data_ == nullptr) {
     return;
   }
-  if (mapped()) {
+  if (mapped_) {
     munmap(data_, capacity_);
   } else {
     std::free(data_);
@@ -92,18 +93,18 @@ bool GrowArray::grow_heap(size_t bytes) {
     return false;
   }
   std::memset(fresh + capacity_, 0, size - capacity_);
-  move_to(fresh, size);
+  move_to(fresh, size, false);
   return true;
 }
 
 bool GrowArray::grow_mapped(size_t bytes) {
   const size_t size = round_up(bytes, kPage);
-  if (!mapped() || !kMovesPages) {
+  if (!mapped_ || !kMovesPages) {
     void* fresh = map_anonymous(size, PROT_READ | PROT_WRITE);
     if (fresh == MAP_FAILED) {
       return false;
     }
-    move_to(static_cast<std::byte*>(fresh), size);
+    move_to(static_cast<std::byte*>(fresh), size, true);
     return true;
   }
   void* moved = mremap(data_, capacity_, size, MREMAP_MAYMOVE);
@@ -123,7 +124,7 @@ bool GrowArray::grow_huge(size_t bytes) {
   if (place == nullptr) {
     return false;
   }
-  if (capacity_ >= kHugeMin && kMovesPages) {
+  if (mapped_ && capacity_ >= kHugeMin && kMovesPages) {
     if (mremap(data_, capacity_, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) {
       munmap(place, size);
       return false;
@@ -137,17 +138,18 @@ bool GrowArray::grow_huge(size_t bytes) {
     return false;
   }
   madvise(place, size, MADV_HUGEPAGE);  // a wish: without huge pages everything works, slower
-  move_to(place, size);
+  move_to(place, size, true);
   return true;
 }
 
-void GrowArray::move_to(std::byte* place, size_t size) {
+void GrowArray::move_to(std::byte* place, size_t size, bool mapped) {
   if (capacity_ > 0) {
     std::memcpy(place, data_, capacity_);
   }
   reset();
   data_ = place;
   capacity_ = size;
+  mapped_ = mapped;
 }
 
 }  // namespace shoal

@@ -28,14 +28,14 @@ class GrowArray {
   void reset();
 
  private:
-  bool mapped() const;
   bool grow_heap(size_t bytes);
   bool grow_mapped(size_t bytes);
   bool grow_huge(size_t bytes);
-  void move_to(std::byte* place, size_t size);
+  void move_to(std::byte* place, size_t size, bool mapped);
 
   std::byte* data_ = nullptr;
   size_t capacity_ = 0;
+  bool mapped_ = false;  // a mapping of its own; heap memory otherwise
 };
 
 }  // namespace shoal

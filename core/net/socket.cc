@@ -67,9 +67,18 @@ int bind_and_listen(int fd, const addrinfo& address) {
   return 0;
 }
 
-void set_no_delay(int fd) {
-  const int one = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // fails on unix sockets, which have no delay
+// Small frames leave at once, and a peer that vanished without a word (power, firewall, NAT) is noticed
+// within half a minute instead of a quarter of an hour. All of it fails on unix sockets, which need none.
+void tune(int fd) {
+  const auto set = [fd](int level, int option, int value) {
+    setsockopt(fd, level, option, &value, sizeof value);
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
 }
 
 // A connect to a free local port in the ephemeral range can draw that very port as its own and then
@@ -132,7 +141,7 @@ Result<Fd> connect_tcp(const std::string& host, uint16_t port, int timeout_ms) {
     Fd fd = open_socket(*address);
     const int this_error = fd.valid() ? connect_within(fd.get(), *address, deadline) : errno;
     if (this_error == 0) {
-      set_no_delay(fd.get());
+      tune(fd.get());
       return fd;
     }
     // The address that exists gives the better reason.
@@ -155,7 +164,7 @@ Result<Fd> accept_connection(int listener) {
     }
     return fd;
   }
-  set_no_delay(fd.get());
+  tune(fd.get());
   return fd;
 }
 

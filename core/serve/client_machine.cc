@@ -7,7 +7,7 @@
 
 namespace shoal {
 
-void Operation::on_reply(const Request& /*request*/, const FrameView& /*frame*/) {}
+Status Operation::on_reply(const Request& /*request*/, const FrameView& /*frame*/) { return {}; }
 
 ClientMachine::ClientMachine(uint64_t client, uint32_t incarnation, size_t servers)
     : client_(client), incarnation_(incarnation), servers_(servers) {}

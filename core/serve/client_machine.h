@@ -46,7 +46,8 @@ class Operation {
  public:
   virtual ~Operation() = default;
   // A reply frame of one of its requests, before the request counts as answered. Any thread, no locks.
-  virtual void on_reply(const Request& request, const FrameView& frame);
+  // An error ends the operation with it: what cannot be made out is no answer.
+  virtual Status on_reply(const Request& request, const FrameView& frame);
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   const Status& status() const { return status_; }  // once done

@@ -1,8 +1,8 @@
 #include "serve/link.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,6 @@
 #include <cstring>
 
 #include "base/sha256.h"
-#include "net/fd_passing.h"
 #include "net/handshake.h"
 #include "net/socket.h"
 
@@ -66,7 +65,9 @@ Result<std::unique_ptr<Link>> Link::dial(const ServerAddress& address, std::opti
   if (lane != Lane::tcp) {
     set_buffers(socket->get(), kSocketBufferBytes);  // tcp tunes its own, and better
   }
-  auto link = std::make_unique<Link>(std::move(*socket), lane);
+  auto stream =
+      lane == Lane::tcp ? make_tcp_stream(std::move(*socket)) : make_unix_stream(std::move(*socket));
+  auto link = std::make_unique<Link>(std::move(stream), lane);
   if (Status status = link->handshake(identity, deadline); !status.ok()) {
     return Status{status.code(), address.name() + ": " + status.message()};
   }
@@ -75,15 +76,16 @@ Result<std::unique_ptr<Link>> Link::dial(const ServerAddress& address, std::opti
 
 Status Link::send_all(std::span<const std::byte> bytes, Clock::time_point deadline) {
   while (!bytes.empty()) {
-    const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
+    const ssize_t sent = stream_->write({&piece, 1}, -1);
     if (sent >= 0) {
       bytes = bytes.subspan(static_cast<size_t>(sent));
       continue;
     }
-    if (errno != EAGAIN && errno != EINTR) {
+    if (errno != EAGAIN) {
       return {Code::unavailable, std::string("lost while greeting: ") + strerror(errno)};
     }
-    pollfd wait{socket_.get(), POLLOUT, 0};
+    pollfd wait{fd(), POLLOUT, 0};
     if (Clock::now() >= deadline || poll(&wait, 1, ms_until(deadline)) == 0) {
       return {Code::timeout, "did not take our greeting in time"};
     }
@@ -101,15 +103,15 @@ Result<FrameView> Link::receive_one(Clock::time_point deadline) {
       return **next;
     }
     const std::span<std::byte> want = reader_.want();
-    const ssize_t got = recv(socket_.get(), want.data(), want.size(), MSG_DONTWAIT);
+    const ssize_t got = read(want);
     if (got > 0) {
       reader_.commit(static_cast<size_t>(got));
       continue;
     }
-    if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+    if (got == 0 || errno != EAGAIN) {
       return Status{Code::unavailable, "closed the connection while greeting"};
     }
-    pollfd wait{socket_.get(), POLLIN, 0};
+    pollfd wait{fd(), POLLIN, 0};
     if (Clock::now() >= deadline || poll(&wait, 1, ms_until(deadline)) == 0) {
       return Status{Code::timeout, "did not answer our greeting in time"};
     }
@@ -180,25 +182,40 @@ Status Link::failure() const {
   return failure_;
 }
 
+// A server has no descriptors to give: a connection that brings some is none of ours.
+ssize_t Link::read(std::span<std::byte> buffer) {
+  std::vector<int> unwanted;
+  const ssize_t got = stream_->read(buffer, unwanted);
+  for (const int descriptor : unwanted) {
+    close(descriptor);
+  }
+  return got;
+}
+
+void Link::goodbye(const ClientIdentity& identity) {
+  if (!pieces_.empty()) {
+    return;  // in the middle of a frame
+  }
+  Header header;
+  header.kind = static_cast<uint16_t>(Kind::goodbye);
+  header.client = identity.client;
+  header.incarnation = identity.incarnation;
+  const std::vector<std::byte> bytes = encode_head(header, {}, 0);
+  const iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  [[maybe_unused]] const ssize_t sent = stream_->write({&piece, 1}, -1);
+}
+
 Link::Progress Link::send_current() {
   while (piece_ < pieces_.size()) {
-    ssize_t sent = 0;
-    if (attach_ >= 0) {
-      sent = send_with_descriptor(socket_.get(), pieces_[0], attach_);
-    } else {
-      std::array<iovec, 32> vectors;
-      size_t count = 0;
-      for (size_t i = piece_; i < pieces_.size() && count < vectors.size(); ++i, ++count) {
-        const size_t skip = i == piece_ ? offset_ : 0;
-        vectors[count] = {const_cast<std::byte*>(pieces_[i].data()) + skip, pieces_[i].size() - skip};
-      }
-      msghdr message{};
-      message.msg_iov = vectors.data();
-      message.msg_iovlen = count;
-      sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    std::array<iovec, 32> vectors;
+    size_t count = 0;
+    for (size_t i = piece_; i < pieces_.size() && count < vectors.size(); ++i, ++count) {
+      const size_t skip = i == piece_ ? offset_ : 0;
+      vectors[count] = {const_cast<std::byte*>(pieces_[i].data()) + skip, pieces_[i].size() - skip};
     }
+    const ssize_t sent = stream_->write(std::span(vectors.data(), count), attach_);
     if (sent < 0) {
-      if (errno == EAGAIN || errno == EINTR) {
+      if (errno == EAGAIN) {
         return Progress::blocked;
       }
       fail({Code::unavailable, std::string("lost while sending: ") + strerror(errno)});
@@ -291,13 +308,13 @@ Link::Progress Link::receive(const std::function<bool(const FrameView&)>& handle
       progress = Progress::moved;
     }
     const std::span<std::byte> want = reader_.want();
-    const ssize_t got = recv(socket_.get(), want.data(), want.size(), MSG_DONTWAIT);
+    const ssize_t got = read(want);
     if (got > 0) {
       bytes_received += static_cast<uint64_t>(got);
       reader_.commit(static_cast<size_t>(got));
       continue;
     }
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+    if (got < 0 && errno == EAGAIN) {
       return progress;
     }
     fail({Code::unavailable, got == 0 ? "the connection was closed by the other end"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "net/fd.h"
+#include "net/stream.h"
 #include "serve/client_machine.h"
 #include "wire/frame.h"
 
@@ -48,10 +48,11 @@ class Link {
   static Result<std::unique_ptr<Link>> dial(const ServerAddress& address, std::optional<Lane> lane,
                                             const ClientIdentity& identity, Clock::time_point deadline);
 
-  Link(Fd socket, Lane lane) : socket_(std::move(socket)), lane_(lane) {}  // not proved yet: use dial
+  Link(std::unique_ptr<Stream> stream, Lane lane)  // not proved yet: use dial
+      : stream_(std::move(stream)), lane_(lane) {}
 
   Lane lane() const { return lane_; }
-  int fd() const { return socket_.get(); }
+  int fd() const { return stream_->fd(); }
 
   enum class Progress { idle, moved, blocked, broken };
   // Sends until there is nothing more (`next` gives null) or the socket is full.
@@ -59,6 +60,8 @@ class Link {
   // Reads what is there and hands every frame to `handle`; false from it means the server is to be left.
   Progress receive(const std::function<bool(const FrameView&)>& handle);
   Status failure() const;  // of a broken link
+  // Says that this client will send no more, so that the server can forget it. A courtesy: it may fail.
+  void goodbye(const ClientIdentity& identity);
 
   std::atomic<uint64_t> bytes_sent = 0;
   std::atomic<uint64_t> bytes_received = 0;
@@ -69,13 +72,15 @@ class Link {
   Result<FrameView> receive_one(Clock::time_point deadline);
   Progress send_current();
 
-  Fd socket_;
+  ssize_t read(std::span<std::byte> buffer);
+
+  const std::unique_ptr<Stream> stream_;
   const Lane lane_;
   void fail(Status status);
 
   mutable std::mutex failure_mutex_;  // sender and receiver may both find that it is broken
   Status failure_;                    // guarded by failure_mutex_
-  FrameReader reader_{size_t{1} << 30};
+  FrameReader reader_{kBodyBytesMax};
   std::unordered_set<uint32_t> announced_;
   // The frame being sent.
   std::vector<std::byte> head_;

@@ -172,12 +172,16 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
 void RemoteClient::block_until_ready(Deadline deadline) {
   std::vector<pollfd> fds{{wake_fd_, POLLIN, 0}};
   auto until = std::min(deadline, Clock::now() + std::chrono::seconds(1));
-  for (const auto& peer : peers_) {
-    if (peer->link != nullptr && !peer->broken) {
-      const short events = static_cast<short>(POLLIN | (peer->blocked ? POLLOUT : 0));
-      fds.push_back({peer->link->fd(), events, 0});
-    } else {
-      until = std::min(until, peer->next_attempt);
+  for (uint32_t i = 0; i < peers_.size(); ++i) {
+    const Peer& peer = *peers_[i];
+    if (peer.link != nullptr && !peer.broken) {
+      const short events = static_cast<short>(POLLIN | (peer.blocked ? POLLOUT : 0));
+      fds.push_back({peer.link->fd(), events, 0});
+      continue;
+    }
+    const std::lock_guard lock(mutex_);
+    if (machine_.has_open(i)) {  // nobody dials a server that owes nothing
+      until = std::min(until, peer.next_attempt);
     }
   }
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now()).count();
@@ -254,12 +258,11 @@ bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
   if (request == nullptr) {
     return true;
   }
-  if (code == Code::ok) {
-    request->operation->on_reply(*request, frame);
-  }
-  if (code != Code::ok || frame.header.last != 0) {
+  const Status status =
+      code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, text()};
+  if (!status.ok() || frame.header.last != 0) {
     const std::lock_guard lock(mutex_);
-    machine_.answered(server, frame.header.request, code == Code::ok ? Status{} : Status{code, text()});
+    machine_.answered(server, frame.header.request, status);
     if (waiters_ > 0) {
       changed_.notify_all();
     }
@@ -334,7 +337,13 @@ Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline de
   const Status status =
       until([&] { return begun || (begun = machine_.begin(operation, is_push)); }, deadline);
   if (status.code() == Code::timeout) {
-    return {Code::timeout, operation.what + ": 256 pushes are open and none was acknowledged in time"};
+    const std::lock_guard lock(mutex_);
+    std::string text =
+        operation.what + ": 256 pushes are open and none was acknowledged in time; waiting for ";
+    for (uint32_t i = 0; i < peers_.size(); ++i) {
+      text += machine_.has_open(i) ? describe_peer(i) : "";
+    }
+    return {Code::timeout, text};
   }
   return status;
 }
@@ -342,6 +351,9 @@ Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline de
 Result<StoreClient::OperationPtr> RemoteClient::seal(const OperationPtr& operation) {
   const std::lock_guard lock(mutex_);
   machine_.seal(*operation);
+  if (waiters_ > 0) {
+    changed_.notify_all();  // it may be done already, and its seq free for whoever waits for one
+  }
   return operation;
 }
 
@@ -365,20 +377,25 @@ Status RemoteClient::wait(const OperationPtr& operation, Deadline deadline) {
   return status;
 }
 
+// Who it is and what is wrong with it. Under mutex_.
+std::string RemoteClient::describe_peer(uint32_t server) const {
+  const Peer& peer = *peers_[server];
+  std::string text = options_.servers[server].name();
+  if (!peer.down_because.ok() && peer.down_since != Clock::time_point{}) {
+    text += ", not connected since " + seconds_text(Clock::now() - peer.down_since) + " (" +
+            peer.down_because.message() + ")";
+  } else {
+    text += ", connected but silent";
+  }
+  return text + "; ";
+}
+
 Status RemoteClient::late(const ClientOperation& operation) {
   const std::lock_guard lock(mutex_);
   std::string text = operation.what + " was not answered within " +
                      seconds_text(Clock::now() - operation.begun) + "; waiting for ";
   for (const uint32_t i : machine_.waited_for(operation)) {
-    const Peer& peer = *peers_[i];
-    text += options_.servers[i].name();
-    if (!peer.down_because.ok() && peer.down_since != Clock::time_point{}) {
-      text += ", not connected since " + seconds_text(Clock::now() - peer.down_since) + " (" +
-              peer.down_because.message() + ")";
-    } else {
-      text += ", connected but silent";
-    }
-    text += "; ";
+    text += describe_peer(i);
   }
   return {Code::timeout, text + "it is still being tried in the background and can be waited for again"};
 }
@@ -430,6 +447,9 @@ void RemoteClient::close() {
   }
   for (const auto& peer : peers_) {
     const std::lock_guard sending(peer->send_mutex);
+    if (peer->link != nullptr && !peer->broken) {
+      peer->link->goodbye(options_.identity);
+    }
     peer->link.reset();
   }
   const std::lock_guard lock(mutex_);

@@ -78,6 +78,7 @@ class RemoteClient : public StoreClient {
   void wake();
   void submit(std::shared_ptr<Request> request);
   Status late(const ClientOperation& operation);
+  std::string describe_peer(uint32_t server) const;
   Status begin(ClientOperation& operation, bool is_push, Deadline deadline);
   Result<OperationPtr> seal(const OperationPtr& operation);
   Result<OperationPtr> seal_push(const OperationPtr& operation);
@@ -90,7 +91,7 @@ class RemoteClient : public StoreClient {
                                  std::span<const int64_t> keys, Deadline deadline);
   Status send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request, Deadline deadline);
   Status give_up(const OperationPtr& operation, const char* why);
-  using OnReply = std::function<void(const FrameView&)>;
+  using OnReply = std::function<Status(const FrameView&)>;
   Status ask(Kind kind, uint32_t server, const Part* part, std::vector<std::byte> body, OnReply on_reply,
              Deadline deadline);
   std::unique_ptr<Merger> take_merger();

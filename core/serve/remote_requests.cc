@@ -13,13 +13,13 @@ constexpr size_t kMergersKept = 8;
 
 class AskOperation : public ClientOperation {
  public:
-  std::function<void(const FrameView&)> handler;
-  void on_reply(const Request&, const FrameView& frame) override {
-    if (handler) {
-      handler(frame);
-    }
+  std::function<Status(const FrameView&)> handler;
+  Status on_reply(const Request&, const FrameView& frame) override {
+    return handler ? handler(frame) : Status{};
   }
 };
+
+Status misfit() { return {Code::internal, "a server's answer does not fit what it was asked"}; }
 
 }  // namespace
 
@@ -77,7 +77,9 @@ Status RemoteClient::ask(Kind kind, uint32_t server, const Part* part, std::vect
   if (request->blocks[0] == nullptr) {
     return give_up(operation, "out of memory");
   }
-  std::memcpy(request->blocks[0]->bytes().data(), body.data(), body.size());
+  if (!body.empty()) {
+    std::memcpy(request->blocks[0]->bytes().data(), body.data(), body.size());
+  }
   request->body.push_back(request->blocks[0]->bytes().first(body.size()));
   request->body_bytes = body.size();
   submit(std::move(request));
@@ -109,10 +111,12 @@ Result<TableFigures> RemoteClient::figures(uint32_t table, Deadline deadline) {
   for (uint32_t i = 0; i < peers_.size(); ++i) {
     const auto add = [sum](const FrameView& frame) {
       TableFigures one;
-      if (frame.body.size() >= sizeof one) {
-        std::memcpy(&one, frame.body.data(), sizeof one);
-        *sum += one;
+      if (frame.body.size() < sizeof one) {
+        return misfit();
       }
+      std::memcpy(&one, frame.body.data(), sizeof one);
+      *sum += one;
+      return Status{};
     };
     if (Status status = ask(Kind::figures, i, &part, {}, add, deadline); !status.ok()) {
       return status;
@@ -136,19 +140,20 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
   const size_t dim = (*spec)->dim;
   const auto take = [page, dim](const FrameView& frame) {
     if (frame.parts.size() != 1) {
-      return;
+      return misfit();
     }
     const Part& reply = frame.parts[0];
     const auto keys = array_in(frame.body, 0, size_t{8} * reply.count);
     const auto values = array_in(frame.body, reply.values_at, size_t{4} * reply.count * dim);
     if (!keys || !values) {
-      return;
+      return misfit();
     }
     page->keys.resize(reply.count);
     page->values.resize(reply.count * dim);
     std::memcpy(page->keys.data(), keys->data(), keys->size());
     std::memcpy(page->values.data(), values->data(), values->size());
     page->next = reply.version == 0 ? std::nullopt : std::optional<uint64_t>(reply.version);
+    return Status{};
   };
   if (Status s = ask(Kind::scan, options_.placement[shard], &part, {}, take, deadline); !s.ok()) {
     return s;
@@ -256,6 +261,9 @@ Status RemoteClient::send_budgeted(const OperationPtr& operation, std::shared_pt
 Status RemoteClient::give_up(const OperationPtr& operation, const char* why) {
   const std::lock_guard lock(mutex_);
   machine_.seal(*operation);
+  background_ = true;
+  changed_.notify_all();
+  keeper_wanted_.notify_one();
   return {Code::internal, operation->what + ": " + why};
 }
 
@@ -279,6 +287,13 @@ Result<StoreClient::OperationPtr> RemoteClient::push(uint32_t table, std::span<c
   const RequestBuilder::Grouped grouped = builder_.group(**spec, keys, false);
   if (grouped.block == nullptr) {
     return Status{Code::internal, "out of memory for the keys of a push"};
+  }
+  for (uint32_t shard = 0; shard < shards(); ++shard) {
+    if (grouped.split.count(shard) * (4 * (*spec)->dim + 8) > kBodyBytesMax) {
+      return Status{Code::bad_input,
+                    operation->what + ": " + std::to_string(grouped.split.count(shard)) +
+                        " rows for one shard are more than the 1 GiB of a frame; push in parts"};
+    }
   }
   const auto frames = builder_.plan(grouped.split, 4 * (*spec)->dim, kPushFrameBytes);
   std::unique_ptr<Merger> merger = take_merger();
@@ -320,6 +335,11 @@ Result<StoreClient::OperationPtr> RemoteClient::push_tensor(uint32_t tensor, std
   if (values.size() != (*spec)->dim) {
     return Status{Code::bad_input, title(**spec) + " has " + std::to_string((*spec)->dim) +
                                        " elements; a push brought " + std::to_string(values.size())};
+  }
+  const size_t pieces_per_shard = (*spec)->pieces() / shards() + 1;
+  if (pieces_per_shard * 4 * kPieceFloats > kBodyBytesMax) {
+    return Status{Code::bad_input, title(**spec) + ": " + std::to_string((*spec)->dim) +
+                                       " elements are more than 1 GiB per shard; use more shards"};
   }
   const auto operation = std::make_shared<ClientOperation>();
   operation->what = "push to " + title(**spec);

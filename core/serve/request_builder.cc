@@ -9,8 +9,6 @@
 namespace shoal {
 namespace {
 
-constexpr uint32_t kSegmentIdMax = 0xffff;  // what a part can name
-
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Where the arrays of a frame lie: in its body, or in a shared segment.
@@ -31,24 +29,27 @@ struct Place {
 
 std::string title(const TableSpec& spec) { return (spec.dense ? "tensor '" : "table '") + spec.name + "'"; }
 
-void PullOperation::on_reply(const Request& request, const FrameView& frame) {
+Status PullOperation::on_reply(const Request& request, const FrameView& frame) {
   if (request.body.empty()) {
-    return;  // the server wrote into our memory
+    return {};  // the server wrote into our memory
   }
   for (const Part& part : frame.parts) {
-    // A server that answers more than it was asked is not believed.
-    if (part.keys_at <= request.keys.size() && part.count <= request.keys.size() - part.keys_at) {
-      spec->dense ? place_pieces(request, part, frame.body) : place_rows(request, part, frame.body);
+    const bool asked =
+        part.keys_at <= request.keys.size() && part.count <= request.keys.size() - part.keys_at;
+    if (!asked ||
+        !(spec->dense ? place_pieces(request, part, frame.body) : place_rows(request, part, frame.body))) {
+      return {Code::internal, what + ": a server's answer does not fit what it was asked"};
     }
   }
+  return {};
 }
 
-void PullOperation::place_rows(const Request& request, const Part& part, std::span<const std::byte> body) {
+bool PullOperation::place_rows(const Request& request, const Part& part, std::span<const std::byte> body) {
   const auto dim = static_cast<uint32_t>(spec->dim);
   const size_t row_bytes = encoded_bytes(codec, dim);
   const auto values = array_in(body, part.values_at, part.count * row_bytes);
   if (!values) {
-    return;
+    return false;
   }
   const bool stream = 4 * rows * row_floats >= kStreamBytesMin;
   std::vector<float> decoded(codec == Codec::fp32 ? 0 : dim);
@@ -65,21 +66,22 @@ void PullOperation::place_rows(const Request& request, const Part& part, std::sp
   if (stream) {
     finish_streaming();
   }
+  return true;
 }
 
-void PullOperation::place_pieces(const Request& request, const Part& part, std::span<const std::byte> body) {
-  uint32_t at = part.values_at;
+bool PullOperation::place_pieces(const Request& request, const Part& part, std::span<const std::byte> body) {
+  size_t at = size_t{4} * part.values_at;
   for (size_t i = 0; i < part.count; ++i) {
     const int64_t piece = request.keys[part.keys_at + i];
     const uint32_t floats = spec->floats(piece);
     const size_t bytes = encoded_bytes(codec, floats);
-    const auto values = array_in(body, at, bytes);
-    if (!values) {
-      return;
+    if (at > body.size() || bytes > body.size() - at) {
+      return false;
     }
-    decode_rows(codec, values->data(), 1, floats, out + static_cast<size_t>(piece) * kPieceFloats);
-    at += static_cast<uint32_t>(bytes / 4);
+    decode_rows(codec, body.data() + at, 1, floats, out + static_cast<size_t>(piece) * kPieceFloats);
+    at += bytes;
   }
+  return true;
 }
 
 RequestBuilder::RequestBuilder(std::vector<uint32_t> placement, std::vector<uint32_t> terms,
@@ -94,7 +96,9 @@ RequestBuilder::RequestBuilder(std::vector<uint32_t> placement, std::vector<uint
 std::shared_ptr<Block> RequestBuilder::allocate(size_t bytes, bool shared) const {
   if (shared && shared_ != nullptr) {
     auto block = shared_->allocate(std::max<size_t>(bytes, 64));
-    if (block != nullptr && block->segment()->id() <= kSegmentIdMax) {
+    // What a part can name: 65,535 segments, and 16 GiB of each.
+    if (block != nullptr && block->segment()->id() <= 0xffff &&
+        (block->offset() + block->bytes().size()) / 4 <= 0xffffffff) {
       return block;
     }
   }
@@ -261,8 +265,10 @@ std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const Split
                                   ? merger.keep_last(keys, positions, values, dim, keys_out, rows)
                                   : merger.merge(keys, positions, values, dim, keys_out, rows);
     if (check != nullptr && check->status.ok()) {
+      // By the format asked for, also where shared memory needs none: lanes must not differ in what they
+      // take.
       *check = check_finite("push to " + title(spec) + " (duplicates summed)", {keys_out, distinct}, rows,
-                            dim, codec);
+                            dim, options.mode == PushMode::update ? options.codec : Codec::fp32);
     }
     if (plain != nullptr) {
       encode_rows(codec, rows, distinct, dim, memory + values_at);

@@ -26,11 +26,11 @@ class PullOperation : public ClientOperation {
   std::shared_ptr<const TableSpec> spec;
   Codec codec = Codec::fp32;
 
-  void on_reply(const Request& request, const FrameView& frame) override;
+  Status on_reply(const Request& request, const FrameView& frame) override;
 
  private:
-  void place_rows(const Request& request, const Part& part, std::span<const std::byte> body);
-  void place_pieces(const Request& request, const Part& part, std::span<const std::byte> body);
+  bool place_rows(const Request& request, const Part& part, std::span<const std::byte> body);
+  bool place_pieces(const Request& request, const Part& part, std::span<const std::byte> body);
 };
 
 inline constexpr size_t kPushFrameBytes = 256 * 1024;       // merged while the one before is applied

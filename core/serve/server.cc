@@ -8,6 +8,7 @@
 #include <chrono>
 #include <list>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "base/log.h"
@@ -77,8 +78,19 @@ class IoThread {
     }
   }
 
+  // The library throws one thing that we cannot ask for beforehand: out of memory. It costs the connection
+  // whose request was too much, not the server.
+  static bool serve_one(ServerConnection& connection) {
+    try {
+      return connection.on_ready();
+    } catch (const std::bad_alloc&) {
+      log_line("server", "connection closed: out of memory for its request");
+      return false;
+    }
+  }
+
   void serve(Entry& entry) {
-    if (!entry.connection->on_ready()) {
+    if (!serve_one(*entry.connection)) {
       poller_.remove(entry.connection->fd());
       entries_.erase(entry.self);
       return;
@@ -267,8 +279,10 @@ class EpollServer : public Server {
       if (listener.is_unix) {
         set_buffers(socket->get(), kSocketBufferBytes);  // tcp tunes its own, and better
       }
-      io_[next_io_++ % io_.size()]->adopt(std::make_unique<ServerConnection>(
-          state_, std::move(*socket), listener.is_unix, options_.frame_bytes_max));
+      auto stream =
+          listener.is_unix ? make_unix_stream(std::move(*socket)) : make_tcp_stream(std::move(*socket));
+      io_[next_io_++ % io_.size()]->adopt(
+          std::make_unique<ServerConnection>(state_, std::move(stream), options_.frame_bytes_max));
     }
   }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "wire/frame.h"
 
 namespace shoal {
 
@@ -19,7 +20,7 @@ struct ServerOptions {
   std::vector<std::byte> token;
   uint32_t shards = 64;
   size_t threads = 0;  // 0: one per core, at most 4
-  size_t frame_bytes_max = size_t{1} << 30;
+  size_t frame_bytes_max = kBodyBytesMax;
 };
 
 struct ServerFigures {

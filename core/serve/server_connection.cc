@@ -1,7 +1,6 @@
 #include "serve/server_connection.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <array>
@@ -9,12 +8,11 @@
 #include <cerrno>
 #include <cstring>
 
-#include "net/fd_passing.h"
-
 namespace shoal {
 namespace {
 
 constexpr size_t kOutBytesMax = 2 * 1024 * 1024;  // answers queued before a pull waits for its reader
+constexpr size_t kReadsMax = 32;
 constexpr size_t kSpareMax = 8;
 constexpr size_t kSpareBytesMax = 1024 * 1024;
 constexpr size_t kDescriptorsMax = 16;
@@ -22,10 +20,10 @@ constexpr auto kHandshakeTime = std::chrono::seconds(5);
 
 }  // namespace
 
-ServerConnection::ServerConnection(ServerState& server, Fd socket, bool is_unix, size_t frame_bytes_max)
+ServerConnection::ServerConnection(ServerState& server, std::unique_ptr<Stream> stream,
+                                   size_t frame_bytes_max)
     : server_(server),
-      socket_(std::move(socket)),
-      is_unix_(is_unix),
+      stream_(std::move(stream)),
       frame_bytes_max_(frame_bytes_max),
       accepted_(Clock::now()),
       session_(server),
@@ -82,10 +80,9 @@ void ServerConnection::finish(Header header) {
 }
 
 bool ServerConnection::on_ready() {
+  size_t reads = 0;
   for (;;) {
-    if (!answer_frames()) {
-      closing_ = true;
-    }
+    closing_ = closing_ || !answer_frames();
     const Progress sent = send_some();
     if (sent == Progress::over || (closing_ && out_.empty())) {
       return false;
@@ -96,6 +93,10 @@ bool ServerConnection::on_ready() {
     }
     if (unfinished) {
       continue;
+    }
+    // All that was read is answered: others may go first now. What is left wakes this connection again.
+    if (++reads > kReadsMax) {
+      return true;
     }
     switch (read_some()) {
       case Progress::over: return false;
@@ -110,13 +111,12 @@ ServerConnection::Progress ServerConnection::read_some() {
   if (want.empty()) {
     return Progress::over;
   }
-  const ssize_t got = is_unix_ ? recv_with_descriptors(socket_.get(), want, descriptors_)
-                               : recv(socket_.get(), want.data(), want.size(), MSG_DONTWAIT);
+  const ssize_t got = stream_->read(want, descriptors_);
   if (got == 0 || descriptors_.size() > kDescriptorsMax) {
     return Progress::over;
   }
   if (got < 0) {
-    return errno == EAGAIN || errno == EINTR ? Progress::blocked : Progress::over;
+    return errno == EAGAIN ? Progress::blocked : Progress::over;
   }
   reader_.commit(static_cast<size_t>(got));
   server_.counters.bytes_in += static_cast<uint64_t>(got);
@@ -163,12 +163,9 @@ ServerConnection::Progress ServerConnection::send_some() {
     for (auto it = out_.begin(); it != out_.end() && count < pieces.size(); ++it, ++count) {
       pieces[count] = {it->bytes.get() + it->sent, it->size - it->sent};
     }
-    msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = count;
-    const ssize_t sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = stream_->write(std::span(pieces.data(), count), -1);
     if (sent < 0) {
-      return errno == EAGAIN || errno == EINTR ? Progress::blocked : Progress::over;
+      return errno == EAGAIN ? Progress::blocked : Progress::over;
     }
     server_.counters.bytes_out += static_cast<uint64_t>(sent);
     auto left = static_cast<size_t>(sent);

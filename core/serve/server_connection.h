@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "net/fd.h"
+#include "net/stream.h"
 #include "serve/session.h"
 #include "wire/frame.h"
 
@@ -17,10 +17,10 @@ class ServerConnection : private ReplySink {
  public:
   using Clock = std::chrono::steady_clock;
 
-  ServerConnection(ServerState& server, Fd socket, bool is_unix, size_t frame_bytes_max);
+  ServerConnection(ServerState& server, std::unique_ptr<Stream> stream, size_t frame_bytes_max);
   ~ServerConnection() override;
 
-  int fd() const { return socket_.get(); }
+  int fd() const { return stream_->fd(); }
   // Reads, answers and sends as far as it goes without blocking. False: the connection is over.
   bool on_ready();
   // epoll events that it now waits for.
@@ -49,8 +49,7 @@ class ServerConnection : private ReplySink {
   };
 
   ServerState& server_;
-  Fd socket_;
-  const bool is_unix_;
+  const std::unique_ptr<Stream> stream_;
   const size_t frame_bytes_max_;
   const Clock::time_point accepted_;
   Session session_;

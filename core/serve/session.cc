@@ -134,6 +134,10 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
                                                 " on the connection of client " + std::to_string(client_)},
                             sink);
   }
+  if (header.flags != 0 || header.round != 0 || header.cut != 0) {
+    return refuse_and_close(
+        {Code::refused, "a frame asks for rounds or cuts, which this server does not know"}, sink);
+  }
   const std::lock_guard lock(gate_->mutex);
   if (gate_->session != number_ && !SHOAL_MUTANT(accept_old_incarnation)) {
     // The same client has connected again: this connection is an old one's rest.
@@ -146,6 +150,12 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
     case Kind::scan: return scan(frame, sink);
     case Kind::figures: return figures(frame, sink);
     case Kind::declare: answer(frame, declare(frame), sink); return Outcome::done;
+    case Kind::goodbye:
+      // No connection of this incarnation is heard any more, so nobody will ask about its pushes.
+      gate_->session = 0;
+      server_.store.forget(client_, incarnation_);
+      phase_ = Phase::closed;
+      return Outcome::close;
     case Kind::segment:
       if (Status status = add_segment(frame, descriptors); !status.ok()) {
         return refuse_and_close(std::move(status), sink);

@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kReplyBytes = 256 * 1024;
 // Below this many rows a request is done at once; above, helpers are worth waking.
 constexpr size_t kHelpRows = 4096;
-constexpr size_t kScanRowsMax = 65536;
+constexpr size_t kScanBytes = 4 * 1024 * 1024;  // copied under the shard's mutex
 
 // Looks a table up once for a run of parts that name it.
 class TableFinder {
@@ -46,6 +46,21 @@ Part reply_part(const Part& request, const Ack& ack) {
   part.term = ack.term;
   part.version = ack.version;
   return part;
+}
+
+// Bytes of the rows of `keys`, or nothing where a tensor has no such piece.
+std::optional<size_t> reply_bytes(const TableSpec& spec, std::span<const int64_t> keys, Codec codec) {
+  if (!spec.dense) {
+    return keys.size() * encoded_bytes(codec, static_cast<uint32_t>(spec.dim));
+  }
+  size_t bytes = 0;
+  for (const int64_t piece : keys) {
+    if (piece < 0 || piece >= static_cast<int64_t>(spec.pieces())) {
+      return std::nullopt;
+    }
+    bytes += encoded_bytes(codec, spec.floats(piece));
+  }
+  return bytes;
 }
 
 Header reply_header(const FrameView& frame) {
@@ -230,13 +245,20 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
     if (!request.ok()) {
       return request.status();
     }
+    if (part.keys_segment != 0) {
+      return Status{Code::refused, "keys in shared memory go with rows in shared memory"};
+    }
+    const Codec codec = static_cast<Codec>(part.codec);
     const uint32_t widest = spec->dense ? spec->floats(0) : static_cast<uint32_t>(spec->dim);
-    const size_t row_bytes = encoded_bytes(static_cast<Codec>(part.codec), widest);
-    const size_t room = std::max<size_t>(1, (kReplyBytes - body) / row_bytes);
+    const size_t room = std::max<size_t>(1, (kReplyBytes - body) / encoded_bytes(codec, widest));
     const size_t rows = std::min(request->keys.size() - progress_.row, room);
     request->keys = request->keys.subspan(progress_.row, rows);
+    const std::optional<size_t> exact = reply_bytes(*spec, request->keys, codec);
+    if (!exact) {
+      return Status{Code::refused, describe(*spec) + " has no such piece"};
+    }
     // Offsets count in fours, and rows of an odd dim in 16 bits need not end on one.
-    const size_t bytes = (rows * row_bytes + 3) / 4 * 4;
+    const size_t bytes = (*exact + 3) / 4 * 4;
     pieces.push_back({&part, *request, progress_.first + progress_.row, bytes});
     body += bytes;
     progress_.row += rows;
@@ -257,10 +279,17 @@ void Session::send_pieces(const FrameView& frame, const std::vector<PullPiece>& 
   size_t at = 0;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const PullPiece& piece = pieces[i];
+    if (piece.bytes >= 4) {
+      std::memset(draft.body + at + piece.bytes - 4, 0, 4);  // what rounding up to fours may leave unwritten
+    }
     const PullTarget target{.out = draft.body + at, .codec = static_cast<Codec>(piece.part->codec)};
     const Ack ack = server_.store.shard(piece.part->shard).pull(piece.request, target);
-    if (!ack.status.ok() && reply.code == 0) {
+    if (!ack.status.ok()) {
+      const std::string& text = ack.status.message();
+      std::memset(draft.body, 0, body);
+      std::memcpy(draft.body, text.data(), std::min(text.size(), body));
       reply.code = static_cast<uint16_t>(ack.status.code());
+      break;
     }
     draft.parts[i] = reply_part(*piece.part, ack);
     draft.parts[i].count = static_cast<uint32_t>(piece.request.keys.size());
@@ -347,7 +376,9 @@ Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
     return Outcome::done;
   }
   const Part& part = frame.parts[0];
-  const size_t rows_max = std::min<size_t>(part.count, kScanRowsMax);
+  const auto spec = server_.store.table(part.table);
+  const size_t row_bytes = spec == nullptr ? 8 : 8 + 4 * spec->dim;
+  const size_t rows_max = std::clamp<size_t>(kScanBytes / row_bytes, 1, std::max<uint32_t>(part.count, 1));
   Result<ScanPage> page = server_.store.shard(part.shard).scan(part.table, part.version, rows_max);
   if (!page.ok()) {
     answer(frame, page.status(), sink);

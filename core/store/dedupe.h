@@ -38,6 +38,9 @@ class Dedupe {
   // From now on only this incarnation (or a newer one) of the client is heard.
   void fence(uint64_t client, uint32_t incarnation);
 
+  // Drops the record of a client that will never be heard again; a newer incarnation's stays.
+  void forget(uint64_t client, uint32_t incarnation);
+
   size_t clients() const { return records_.size(); }
 
  private:

@@ -8,49 +8,59 @@ namespace shoal {
 
 size_t DensePieces::memory_bytes() const {
   size_t bytes = 0;
-  for (const auto& [piece, memory] : pieces_) {
-    bytes += memory.capacity();
+  for (const auto& [number, piece] : pieces_) {
+    bytes += piece.memory.capacity();
   }
   return bytes;
 }
 
-float* DensePieces::find(int64_t piece) const {
-  const auto it = pieces_.find(piece);
-  return it == pieces_.end() ? nullptr : reinterpret_cast<float*>(it->second.data());
+size_t DensePieces::value_floats() const {
+  size_t floats = 0;
+  for (const auto& [number, piece] : pieces_) {
+    floats += spec_->floats(number);
+  }
+  return floats;
 }
 
-float* DensePieces::find_or_make(int64_t piece) {
+const DensePieces::Piece* DensePieces::find(int64_t piece) const {
+  const auto it = pieces_.find(piece);
+  return it == pieces_.end() ? nullptr : &it->second;
+}
+
+DensePieces::Piece* DensePieces::find_or_make(int64_t piece) {
   assert(valid(piece));
-  if (float* found = find(piece)) {
-    return found;
+  if (const auto it = pieces_.find(piece); it != pieces_.end()) {
+    return &it->second;
   }
   const uint32_t floats = spec_->floats(piece);
-  GrowArray memory;
-  if (!memory.reserve(size_t{4} * (floats + state_floats(spec_->optimizer, floats)))) {
+  Piece fresh;
+  if (!fresh.memory.reserve(size_t{4} * (floats + state_floats(spec_->optimizer, floats)))) {
     return nullptr;
   }
-  auto* value = reinterpret_cast<float*>(memory.data());
-  init_row(spec_->init, piece, value, floats);
-  init_state(spec_->optimizer, value + floats, floats);
-  pieces_.emplace(piece, std::move(memory));
-  return value;
+  init_row(spec_->init, piece, fresh.value(), floats);
+  init_state(spec_->optimizer, fresh.value() + floats, floats);
+  return &pieces_.emplace(piece, std::move(fresh)).first->second;
+}
+
+uint64_t DensePieces::version(int64_t piece) const {
+  const Piece* found = find(piece);
+  return found == nullptr ? 0 : found->version;
 }
 
 void DensePieces::pull(int64_t piece, Codec codec, std::byte* out) const {
   const uint32_t floats = spec_->floats(piece);
-  const float* value = find(piece);
+  const Piece* found = find(piece);
   std::vector<float> fresh;
-  if (value == nullptr) {
+  if (found == nullptr) {
     fresh.resize(floats);
     init_row(spec_->init, piece, fresh.data(), floats);
-    value = fresh.data();
   }
-  encode_rows(codec, value, 1, floats, out);
+  encode_rows(codec, found == nullptr ? fresh.data() : found->value(), 1, floats, out);
 }
 
-bool DensePieces::push(int64_t piece, Codec codec, const std::byte* grad, float lr) {
-  float* value = find_or_make(piece);
-  if (value == nullptr) {
+bool DensePieces::push(int64_t piece, Codec codec, const std::byte* grad, float lr, uint64_t version) {
+  Piece* found = find_or_make(piece);
+  if (found == nullptr) {
     return false;
   }
   const uint32_t floats = spec_->floats(piece);
@@ -62,21 +72,24 @@ bool DensePieces::push(int64_t piece, Codec codec, const std::byte* grad, float 
     decode_rows(codec, grad, 1, floats, decoded_.get());
     plain = decoded_.get();
   }
+  float* value = found->value();
   update_rows(spec_->optimizer, lr, std::span<float* const>(&value, 1), plain, floats);
+  found->version = version;
   return true;
 }
 
-bool DensePieces::assign(int64_t piece, const std::byte* value) {
-  float* now = find_or_make(piece);
-  if (now == nullptr) {
+bool DensePieces::assign(int64_t piece, const std::byte* value, uint64_t version) {
+  Piece* found = find_or_make(piece);
+  if (found == nullptr) {
     return false;
   }
-  std::memcpy(now, value, size_t{4} * spec_->floats(piece));
+  std::memcpy(found->value(), value, size_t{4} * spec_->floats(piece));
+  found->version = version;
   return true;
 }
 
-bool DensePieces::init_once(int64_t piece, const std::byte* value) {
-  return find(piece) != nullptr || assign(piece, value);
+bool DensePieces::init_once(int64_t piece, const std::byte* value, uint64_t version) {
+  return find(piece) != nullptr || assign(piece, value, version);
 }
 
 }  // namespace shoal

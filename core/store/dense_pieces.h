@@ -22,21 +22,32 @@ class DensePieces {
   bool valid(int64_t piece) const { return piece >= 0 && piece < static_cast<int64_t>(spec_->pieces()); }
   size_t size() const { return pieces_.size(); }
   size_t memory_bytes() const;
+  size_t value_floats() const;
 
   // Writes the piece's values in `codec`; an unborn piece reads as the tensor's initial value.
   void pull(int64_t piece, Codec codec, std::byte* out) const;
   // Each is false when memory is exhausted; the piece is then as it was.
-  bool push(int64_t piece, Codec codec, const std::byte* grad, float lr);
-  bool assign(int64_t piece, const std::byte* value);
+  bool prepare(int64_t piece) { return find_or_make(piece) != nullptr; }  // gives birth to it
+  bool push(int64_t piece, Codec codec, const std::byte* grad, float lr, uint64_t version);
+  bool assign(int64_t piece, const std::byte* value, uint64_t version);
   // Only the first value counts: a piece that is born already stays as it is.
-  bool init_once(int64_t piece, const std::byte* value);
+  bool init_once(int64_t piece, const std::byte* value, uint64_t version);
+  // Of the piece's last write; 0 while it is unborn.
+  uint64_t version(int64_t piece) const;
 
  private:
-  float* find(int64_t piece) const;
-  float* find_or_make(int64_t piece);
+  struct Piece {
+    GrowArray memory;  // value, then state
+    uint64_t version = 0;
+
+    float* value() { return reinterpret_cast<float*>(memory.data()); }
+    const float* value() const { return reinterpret_cast<const float*>(memory.data()); }
+  };
+  const Piece* find(int64_t piece) const;
+  Piece* find_or_make(int64_t piece);
 
   std::shared_ptr<const TableSpec> spec_;
-  mutable std::map<int64_t, GrowArray> pieces_;
+  std::map<int64_t, Piece> pieces_;
   std::unique_ptr<float[]> decoded_;
 };
 

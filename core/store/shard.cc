@@ -1,5 +1,6 @@
 #include "store/shard.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cmath>
 
@@ -69,14 +70,21 @@ Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
   return {};
 }
 
+Status Shard::check_term(uint32_t term) const {
+  if (term == term_) {
+    return {};
+  }
+  return {Code::unavailable, "shard " + std::to_string(number_) + " is at term " + std::to_string(term_) +
+                                 ", the request names term " + std::to_string(term)};
+}
+
 Status Shard::check(const PushPart& part) {
   const Entry* entry = find(part.table);
   if (entry == nullptr) {
     return unknown(part.table);
   }
-  if (part.term != term_) {
-    return {Code::unavailable, "shard " + std::to_string(number_) + " is at term " + std::to_string(term_) +
-                                   ", the request names term " + std::to_string(part.term)};
+  if (Status status = check_term(part.term); !status.ok()) {
+    return status;
   }
   const std::optional<size_t> bytes = bytes_of(entry->rows, part.keys, part.codec);
   if (!bytes || *bytes != part.values.size()) {
@@ -96,6 +104,19 @@ Status Shard::check(const PushPart& part) {
   return {};
 }
 
+// Gives birth to what the part will touch: whatever can fail, fails before anything is stepped. The only
+// part of a push need not be prepared where its table does the same by itself.
+bool Shard::prepare(const PushPart& part, bool only_part) {
+  Entry& entry = *find(part.table);
+  if (auto* table = std::get_if<TableRows>(&entry.rows)) {
+    return only_part || table->prepare(part.keys);
+  }
+  auto& pieces = std::get<DensePieces>(entry.rows);
+  return std::all_of(part.keys.begin(), part.keys.end(), [&](int64_t key) {
+    return part.mode == PushMode::init_once ? true : pieces.prepare(key);
+  });
+}
+
 bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
   Entry& entry = *find(part.table);
   ++entry.pushes;
@@ -108,9 +129,9 @@ bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
   auto& pieces = std::get<DensePieces>(entry.rows);
   const std::byte* values = part.values.data();
   for (const int64_t key : part.keys) {
-    const bool done = part.mode == PushMode::update   ? pieces.push(key, part.codec, values, lr)
-                      : part.mode == PushMode::assign ? pieces.assign(key, values)
-                                                      : pieces.init_once(key, values);
+    const bool done = part.mode == PushMode::update   ? pieces.push(key, part.codec, values, lr, version)
+                      : part.mode == PushMode::assign ? pieces.assign(key, values, version)
+                                                      : pieces.init_once(key, values, version);
     if (!done) {
       return false;
     }
@@ -148,6 +169,12 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
     }
   }
   for (const PushPart& part : parts) {
+    if (!prepare(part, parts.size() == 1)) {
+      ack.status = {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
+      return ack;
+    }
+  }
+  for (const PushPart& part : parts) {
     if (!apply(part, version_ + 1, step)) {
       ack.status = {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
       return ack;
@@ -169,6 +196,9 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
     ack.status = unknown(part.table);
     return ack;
   }
+  if (ack.status = check_term(part.term); !ack.status.ok()) {
+    return ack;
+  }
   ++entry->pulls;
   if (auto* table = std::get_if<TableRows>(&entry->rows)) {
     if (!table->pull(part.keys, target)) {
@@ -179,7 +209,8 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
   auto& pieces = std::get<DensePieces>(entry->rows);
   std::byte* out = target.out;
   for (size_t i = 0; i < part.keys.size(); ++i) {
-    const int64_t key = part.keys[i];
+    // Read once: the array may lie in memory that a peer can still write to.
+    const int64_t key = *static_cast<const volatile int64_t*>(part.keys.data() + i);
     if (!pieces.valid(key)) {
       ack.status = {Code::refused, describe(pieces.spec()) + " has no piece " + std::to_string(key)};
       return ack;
@@ -219,7 +250,14 @@ Result<TableFigures> Shard::figures(uint32_t table) {
         figures.memory_bytes = rows.memory_bytes();
       },
       entry->rows);
-  const uint32_t floats = spec.dense ? spec.floats(0) : static_cast<uint32_t>(spec.dim);
+  if (const auto* pieces = std::get_if<DensePieces>(&entry->rows)) {
+    // State goes with the value, but for a step counter or so per piece.
+    const uint32_t floats = spec.floats(0);
+    figures.value_bytes = 4 * pieces->value_floats();
+    figures.state_bytes = figures.value_bytes * state_floats(spec.optimizer, floats) / floats;
+    return figures;
+  }
+  const auto floats = static_cast<uint32_t>(spec.dim);
   figures.value_bytes = figures.rows * 4 * floats;
   figures.state_bytes = figures.rows * 4 * state_floats(spec.optimizer, floats);
   return figures;
@@ -228,6 +266,11 @@ Result<TableFigures> Shard::figures(uint32_t table) {
 void Shard::fence(uint64_t client, uint32_t incarnation) {
   const std::lock_guard lock(mutex_);
   dedupe_.fence(client, incarnation);
+}
+
+void Shard::forget(uint64_t client, uint32_t incarnation) {
+  const std::lock_guard lock(mutex_);
+  dedupe_.forget(client, incarnation);
 }
 
 }  // namespace shoal

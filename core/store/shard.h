@@ -77,6 +77,7 @@ class Shard {
   Result<ScanPage> scan(uint32_t table, uint64_t cursor, size_t rows_max);
   Result<TableFigures> figures(uint32_t table);
   void fence(uint64_t client, uint32_t incarnation);
+  void forget(uint64_t client, uint32_t incarnation);
 
  private:
   struct Entry {
@@ -85,7 +86,9 @@ class Shard {
     uint64_t pulls = 0;
   };
 
+  Status check_term(uint32_t term) const;
   Status check(const PushPart& part);
+  bool prepare(const PushPart& part, bool only_part);
   bool apply(const PushPart& part, uint64_t version, uint64_t step);
   Entry* find(uint32_t table);
   Status unknown(uint32_t table) const;

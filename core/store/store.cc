@@ -71,4 +71,10 @@ void Store::fence(uint64_t client, uint32_t incarnation) {
   }
 }
 
+void Store::forget(uint64_t client, uint32_t incarnation) {
+  for (const auto& shard : shards_) {
+    shard->forget(client, incarnation);
+  }
+}
+
 }  // namespace shoal

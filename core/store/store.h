@@ -32,6 +32,8 @@ class Store {
   Status declare(TableSpec spec);
   std::shared_ptr<const TableSpec> table(uint32_t id) const;  // null: not declared
   void fence(uint64_t client, uint32_t incarnation);
+  // The client has ended in good order and nothing of it is under way: its dedupe records go.
+  void forget(uint64_t client, uint32_t incarnation);
 
  private:
   std::vector<std::unique_ptr<Shard>> shards_;

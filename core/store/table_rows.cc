@@ -12,8 +12,9 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kBlock = 16;   // keys in flight between asking for a line and reading it
-constexpr size_t kBatch = 128;  // rows handed to an optimizer at once
+constexpr size_t kBlock = 16;           // keys in flight between asking for a line and reading it
+constexpr size_t kBatch = 128;          // rows handed to an optimizer at once
+constexpr size_t kBatchFloats = 65536;  // of them, at most
 constexpr size_t kScratchKept = 1 << 20;
 
 // A row begins on a cache line, or (below 64 bytes) never straddles one.
@@ -132,7 +133,8 @@ bool TableRows::resolve(std::span<const int64_t> keys) {
     slots_.resize(keys.size());
   }
   std::array<uint64_t, kBlock> hashes;
-  std::array<int64_t, kBlock> block;  // read once: a peer may still write to them, and key and hash must agree
+  std::array<int64_t, kBlock>
+      block;  // read once: a peer may still write to them, and key and hash must agree
   for (size_t first = 0; first < keys.size(); first += kBlock) {
     const size_t count = std::min(kBlock, keys.size() - first);
     std::memcpy(block.data(), keys.data() + first, 8 * count);
@@ -166,12 +168,13 @@ bool TableRows::push(std::span<const int64_t> keys, Codec codec, const std::byte
     return false;
   }
   const size_t grad_bytes = encoded_bytes(codec, dim_);
-  if (codec != Codec::fp32 && decoded_.size() < kBatch * dim_) {
-    decoded_.resize(kBatch * dim_);
+  const size_t batch = std::clamp<size_t>(kBatchFloats / dim_, 1, kBatch);
+  if (codec != Codec::fp32 && decoded_.size() < batch * dim_) {
+    decoded_.resize(batch * dim_);
   }
   std::array<float*, kBatch> rows;
-  for (size_t first = 0; first < keys.size(); first += kBatch) {
-    const size_t count = std::min(kBatch, keys.size() - first);
+  for (size_t first = 0; first < keys.size(); first += batch) {
+    const size_t count = std::min(batch, keys.size() - first);
     for (size_t i = 0; i < count; ++i) {
       rows[i] = row(slots_[first + i]);
       __builtin_prefetch(&meta(slots_[first + i]), 1);

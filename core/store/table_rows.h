@@ -52,6 +52,9 @@ class TableRows {
   // Sets the rows' values; optimizer state of a row that exists stays, a new row's is fresh.
   bool assign(std::span<const int64_t> keys, const std::byte* values, uint64_t version, uint64_t step);
 
+  // Gives birth to the rows that are absent. False when memory is exhausted.
+  bool prepare(std::span<const int64_t> keys) { return resolve(keys); }
+
   ScanPage scan(uint64_t cursor, size_t rows_max) const;
 
  private:

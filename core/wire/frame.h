@@ -24,6 +24,7 @@ namespace shoal {
 inline constexpr uint32_t kMagic = 0x4c414f48;  // "HOAL"
 inline constexpr uint16_t kWireVersion = 1;
 inline constexpr uint32_t kPartsMax = 16384;
+inline constexpr size_t kBodyBytesMax = size_t{1} << 30;
 inline constexpr size_t kHandshakeBodyMax = 256;  // bodies before the token is proved
 
 enum class Kind : uint16_t {
@@ -37,6 +38,7 @@ enum class Kind : uint16_t {
   pull = 14,
   scan = 16,
   figures = 18,
+  goodbye = 19,  // this client sends no more: forget it. Not answered
   segment = 20,  // a shared-memory descriptor travels with the first byte
   reply = 32,    // to any of the above; `request` names which
 };

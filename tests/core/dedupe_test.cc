@@ -99,6 +99,15 @@ TEST(a_fence_needs_no_push) {
   CHECK(dedupe.check(push(1, 1, 3)).verdict == Verdict::duplicate);
 }
 
+TEST(a_client_that_ended_is_forgotten_unless_a_newer_one_came) {
+  Dedupe dedupe;
+  CHECK(offer(dedupe, push(1, 1, 2)) == Verdict::fresh);
+  dedupe.forget(7, 1);
+  CHECK(dedupe.check(push(1, 1, 2)).verdict == Verdict::duplicate);
+  dedupe.forget(7, 2);
+  CHECK_EQ(dedupe.clients(), 0);
+}
+
 // Whatever a broken client sends, the record stays within its window (record asserts that).
 TEST(no_numbers_from_a_peer_break_the_window) {
   std::mt19937_64 random(3);

@@ -53,7 +53,9 @@ TEST(a_piece_is_born_by_its_first_write) {
   CHECK(pull(pieces, 2) == std::vector<float>(5));
   CHECK_EQ(pieces.size(), 0);
   const std::vector<float> grad{1, 2, 3, 4, 5};
-  CHECK(pieces.push(2, Codec::fp32, raw(grad), 0.5f));
+  CHECK_EQ(pieces.version(2), 0);
+  CHECK(pieces.push(2, Codec::fp32, raw(grad), 0.5f, 41));
+  CHECK_EQ(pieces.version(2), 41);
   CHECK(pull(pieces, 2) == (std::vector<float>{-0.5f, -1.0f, -1.5f, -2.0f, -2.5f}));
   CHECK_EQ(pieces.size(), 1);
 }
@@ -62,10 +64,10 @@ TEST(the_first_value_counts_and_an_assigned_one_replaces) {
   DensePieces pieces(spec());
   const std::vector<float> one(5, 1.0f);
   const std::vector<float> two(5, 2.0f);
-  CHECK(pieces.init_once(2, raw(one)));
-  CHECK(pieces.init_once(2, raw(two)));
+  CHECK(pieces.init_once(2, raw(one), 1));
+  CHECK(pieces.init_once(2, raw(two), 2));
   CHECK(pull(pieces, 2) == one);
-  CHECK(pieces.assign(2, raw(two)));
+  CHECK(pieces.assign(2, raw(two), 3));
   CHECK(pull(pieces, 2) == two);
 }
 
@@ -75,7 +77,7 @@ TEST(a_piece_of_an_odd_size_is_pushed_in_every_codec) {
     const std::vector<float> grad{1, 1, 1, 1, 1};
     Bytes wire(encoded_bytes(codec, 5));
     encode_rows(codec, grad.data(), 1, 5, wire.data());
-    CHECK(pieces.push(2, codec, wire.data(), 1.0f));
+    CHECK(pieces.push(2, codec, wire.data(), 1.0f, 1));
     CHECK(pull(pieces, 2) == std::vector<float>(5, -1.0f));
   }
 }

@@ -93,7 +93,7 @@ def test_a_reply_that_is_swallowed_is_asked_for_again(cluster: shoal.LocalCluste
         for _ in range(50):
             table.add(KEYS, 0)
         assert table.read(KEYS).tolist() == [[50.0]] * len(KEYS)
-        assert sum(proxy.cuts["swallow"] for proxy in proxies) == SERVERS * CUTS
+        assert sum(proxy.cuts["swallow"] for proxy in proxies) >= CUTS
 
 
 def test_a_push_in_shared_memory_is_retried_by_the_same_lane(cluster: shoal.LocalCluster) -> None:

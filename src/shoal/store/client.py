@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from types import TracebackType
 from typing import Any, NoReturn, get_args
 
@@ -43,6 +44,9 @@ class Session:
         self.pid = os.getpid()
         self.closed = False
         self._timeout_s = options.timeout_s
+        # Also at the end of the interpreter, while threads may still take the GIL: after that an operation
+        # in flight could not let go of its array.
+        weakref.finalize(self, _close_core, core, self.pid)
 
     def check(self) -> None:
         """Raise unless this process may use the client, and it is open."""
@@ -65,6 +69,11 @@ class Session:
             return dict(self.core.table_stats(entry.id, timeout_s))
         except _core.CoreError as error:
             raise from_core(error, entry.what) from None
+
+
+def _close_core(core: _core.Client, pid: int) -> None:
+    if os.getpid() == pid:
+        core.close()
 
 
 class Client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -93,7 +94,8 @@ class Table:
         A pull never stores anything. With `out` (float32, contiguous) the rows are written there and
         `out` is returned.
         """
-        return self._pull(keys, out, timeout).wait()
+        started = time.monotonic()
+        return self._pull(keys, out, timeout).rest(started)
 
     def pull_async(self, keys: ArrayLike, out: ArrayLike = None, timeout: float | None = None) -> Ticket:
         """Begin a pull; the ticket's `wait` gives the rows. `out` must be left alone until then."""
@@ -111,7 +113,7 @@ class Table:
             )
         except _core.CoreError as error:
             raise from_core(error, self._where) from None
-        return Ticket(ticket, self._where, seconds, shape=shape, out=out, torch=is_torch(keys))
+        return Ticket(ticket, self._where, seconds, session, shape=shape, out=out, torch=is_torch(keys))
 
     def push(
         self,
@@ -127,7 +129,8 @@ class Table:
         are born here. `lr` replaces the optimizer's for this push; `step` is recorded with the rows.
         A gradient that is not finite is refused as a whole: nothing is applied.
         """
-        self._push(keys, grads, lr, step, timeout).wait()
+        started = time.monotonic()
+        self._push(keys, grads, lr, step, timeout).rest(started)
 
     def push_async(
         self,
@@ -159,11 +162,12 @@ class Table:
             )
         except _core.CoreError as error:
             raise from_core(error, self._where) from None
-        return Ticket(ticket, self._where, seconds)
+        return Ticket(ticket, self._where, seconds, session)
 
     def assign(self, keys: ArrayLike, values: ArrayLike, timeout: float | None = None) -> None:
         """Set rows to `values`, float32 of shape keys.shape + (dim,). Of equal keys the last one stays."""
-        self._assign(keys, values, timeout).wait()
+        started = time.monotonic()
+        self._assign(keys, values, timeout).rest(started)
 
     def assign_async(self, keys: ArrayLike, values: ArrayLike, timeout: float | None = None) -> Ticket:
         """Begin an assign. The arrays may be reused as soon as this returns."""
@@ -180,7 +184,7 @@ class Table:
             )
         except _core.CoreError as error:
             raise from_core(error, self._where) from None
-        return Ticket(ticket, self._where, seconds)
+        return Ticket(ticket, self._where, seconds, session)
 
     def __len__(self) -> int:
         return self.stats()["rows"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoal import _core
@@ -66,7 +67,8 @@ class Tensor:
 
     def pull(self, out: ArrayLike = None, timeout: float | None = None) -> Any:
         """The present value; with `out` (float32, contiguous) it is written there and `out` returned."""
-        return self._pull(out, timeout).wait()
+        started = time.monotonic()
+        return self._pull(out, timeout).rest(started)
 
     def pull_async(self, out: ArrayLike = None, timeout: float | None = None) -> Ticket:
         """Begin a pull; the ticket's `wait` gives the value. `out` must be left alone until then."""
@@ -81,7 +83,9 @@ class Tensor:
             )
         except _core.CoreError as error:
             raise from_core(error, self._where) from None
-        return Ticket(ticket, self._where, seconds, shape=self._shape, out=out, torch=self._torch)
+        return Ticket(
+            ticket, self._where, seconds, self._session, shape=self._shape, out=out, torch=self._torch
+        )
 
     def push(
         self, grad: ArrayLike, lr: float | None = None, step: int = 0, timeout: float | None = None
@@ -90,7 +94,8 @@ class Tensor:
 
         A gradient that is not finite is refused as a whole: nothing is applied.
         """
-        self._push(grad, lr, step, timeout).wait()
+        started = time.monotonic()
+        self._push(grad, lr, step, timeout).rest(started)
 
     def push_async(
         self, grad: ArrayLike, lr: float | None = None, step: int = 0, timeout: float | None = None
@@ -112,11 +117,12 @@ class Tensor:
             )
         except _core.CoreError as error:
             raise from_core(error, self._where) from None
-        return Ticket(ticket, self._where, seconds)
+        return Ticket(ticket, self._where, seconds, self._session)
 
     def assign(self, value: ArrayLike, timeout: float | None = None) -> None:
         """Set the value; the optimizer's state stays."""
-        self._assign(value, timeout).wait()
+        started = time.monotonic()
+        self._assign(value, timeout).rest(started)
 
     def assign_async(self, value: ArrayLike, timeout: float | None = None) -> Ticket:
         """Begin an assign. The array may be reused as soon as this returns."""
@@ -129,7 +135,7 @@ class Tensor:
             ticket = self._session.core.assign_tensor(self._id, values.reshape(-1), timeout_s=seconds)
         except _core.CoreError as error:
             raise from_core(error, self._where) from None
-        return Ticket(ticket, self._where, seconds)
+        return Ticket(ticket, self._where, seconds, self._session)
 
     def stats(self, timeout: float | None = None) -> dict[str, int]:
         """Figures over all servers: value_bytes, state_bytes, memory_bytes, pushes, pulls."""

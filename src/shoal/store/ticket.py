@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, NoReturn
 
 from shoal import _core
@@ -23,13 +24,24 @@ class Ticket:
     (3, 2)
     """
 
-    __slots__ = ("_core", "_finished", "_out", "_result", "_shape", "_timeout_s", "_torch", "_where")
+    __slots__ = (
+        "_core",
+        "_finished",
+        "_out",
+        "_owner",
+        "_result",
+        "_shape",
+        "_timeout_s",
+        "_torch",
+        "_where",
+    )
 
     def __init__(
         self,
         core: _core.Ticket,
         where: str,
         timeout_s: float,
+        owner: object,
         *,
         shape: tuple[int, ...] = (),
         out: Any = None,
@@ -38,6 +50,7 @@ class Ticket:
         self._core = core
         self._where = where
         self._timeout_s = timeout_s
+        self._owner = owner  # while a ticket lives its client is not closed for want of a reference
         self._shape = shape
         self._out = out
         self._torch = torch
@@ -54,10 +67,17 @@ class Ticket:
         Raises `shoal.errors.Timeout` after `timeout` seconds (default: the client's); the operation goes
         on, and the error's `ticket` may be waited for again.
         """
+        return self._wait(self._timeout_s if timeout is None else check_timeout(timeout))
+
+    def rest(self, started: float) -> Any:
+        """The result of a call that began at `started`: it waits for what is left of its time."""
+        return self._wait(max(0.0, started + self._timeout_s - time.monotonic()))
+
+    def _wait(self, seconds: float) -> Any:
         if self._finished:
             return self._result
         try:
-            array = self._core.wait(self._timeout_s if timeout is None else check_timeout(timeout))
+            array = self._core.wait(seconds)
         except _core.CoreError as error:
             failure = from_core(error, self._where)
             if isinstance(failure, Timeout):
