@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -240,11 +241,20 @@ def test_a_server_that_is_gone_is_named_within_the_deadline(lane: str) -> None:
             assert time.monotonic() - began < 10
 
 
+def halt(pid: int) -> None:
+    """Stop a process; returns when each of its threads stands."""
+    os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + 20
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    while any((task / "stat").read_text().rsplit(")", 1)[1].split()[0] != "T" for task in tasks):
+        assert time.monotonic() < end
+
+
 @pytest.mark.parametrize("lane", LANES[1:])
 def test_a_server_that_is_silent_is_named_and_may_be_waited_for_again(lane: str) -> None:
     with shoal.LocalCluster(servers=1) as cluster, cluster.connect(lane=lane) as client:
         table = client.table("t", dim=4, optimizer=SGD)
-        os.kill(cluster.servers[0].pid, signal.SIGSTOP)
+        halt(cluster.servers[0].pid)
         try:
             with pytest.raises(Timeout, match=r"server 0 .*connected but silent") as caught:
                 table.push(KEYS, -ones(3, 4), timeout=0.3)
