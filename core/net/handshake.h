@@ -1,8 +1,8 @@
 // Mutual proof that both ends of a connection hold the cluster's token, without sending it.
 //
-//   client -> server   nonce_c, client id, incarnation
+//   client -> server   nonce_c
 //   server -> client   nonce_s
-//   client -> server   client_proof      the server closes the connection unless it verifies
+//   client -> server   client id, incarnation, client_proof      the server closes the connection unless it verifies
 //   server -> client   server_proof      likewise the client
 //
 // All fields are of fixed size, so nothing is allocated from a length that a stranger sent. Each end
