@@ -17,7 +17,8 @@ PACKAGE := build/package
 CPP := CMakeLists.txt $(shell find core bindings -name '*.cc' -o -name '*.h' 2>/dev/null)
 PY := $(shell find src -name '*.py' -o -name '*.pyi' -o -name py.typed)
 # What the sanitizers watch from Python: everything that is not long by itself; they slow it several times.
-SANITIZED ?= -m 'not slow and not soak' --timeout 600 tests/unit tests/process
+# Their reports go to the real standard error, which pytest must leave alone.
+SANITIZED ?= -m 'not slow and not soak' --timeout 600 --capture=sys tests/unit tests/process
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 FUZZ_ARGS ?= --seconds 600

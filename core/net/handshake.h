@@ -2,8 +2,8 @@
 //
 //   client -> server   nonce_c
 //   server -> client   nonce_s
-//   client -> server   client id, incarnation, client_proof      the server closes the connection unless it verifies
-//   server -> client   server_proof      likewise the client
+//   client -> server   client id, incarnation, client_proof; the server closes unless it verifies
+//   server -> client   server_proof; likewise the client
 //
 // All fields are of fixed size, so nothing is allocated from a length that a stranger sent. Each end
 // draws its own nonce (random_nonce) for every connection and never reuses one: old proofs are void.

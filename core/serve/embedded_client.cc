@@ -129,7 +129,10 @@ class EmbeddedClient : public StoreClient {
     if (keys.empty()) {
       return finish(operation, {});
     }
-    const FiniteCheck finite = check_finite(operation->what, keys, values, (*spec)->dim, Codec::fp32);
+    // What a wire format cannot carry is refused here too, so that a program tested in memory runs on
+    // servers.
+    const Codec codec = options.mode == PushMode::update ? options.codec : Codec::fp32;
+    const FiniteCheck finite = check_finite(operation->what, keys, values, (*spec)->dim, codec);
     const auto scratch = arena_->allocate(keys.size() * 12 + 64);
     if (!finite.status.ok() || scratch == nullptr) {
       return finite.status.ok() ? Status{Code::internal, "out of memory for a push"} : finite.status;

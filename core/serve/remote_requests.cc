@@ -150,8 +150,10 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
     }
     page->keys.resize(reply.count);
     page->values.resize(reply.count * dim);
-    std::memcpy(page->keys.data(), keys->data(), keys->size());
-    std::memcpy(page->values.data(), values->data(), values->size());
+    if (reply.count > 0) {
+      std::memcpy(page->keys.data(), keys->data(), keys->size());
+      std::memcpy(page->values.data(), values->data(), values->size());
+    }
     page->next = reply.version == 0 ? std::nullopt : std::optional<uint64_t>(reply.version);
     return Status{};
   };

@@ -9,6 +9,8 @@
 namespace shoal {
 namespace {
 
+constexpr uint32_t kInfinityBits = 0x7f800000u;
+
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Where the arrays of a frame lie: in its body, or in a shared segment.
@@ -36,20 +38,32 @@ Status PullOperation::on_reply(const Request& request, const FrameView& frame) {
   for (const Part& part : frame.parts) {
     const bool asked =
         part.keys_at <= request.keys.size() && part.count <= request.keys.size() - part.keys_at;
-    if (!asked ||
-        !(spec->dense ? place_pieces(request, part, frame.body) : place_rows(request, part, frame.body))) {
-      return {Code::internal, what + ": a server's answer does not fit what it was asked"};
+    Status status = !asked        ? misfit()
+                    : spec->dense ? place_pieces(request, part, frame.body)
+                                  : place_rows(request, part, frame.body);
+    if (!status.ok()) {
+      return status;
     }
   }
   return {};
 }
 
-bool PullOperation::place_rows(const Request& request, const Part& part, std::span<const std::byte> body) {
+Status PullOperation::misfit() const {
+  return {Code::internal, what + ": a server's answer does not fit what it was asked"};
+}
+
+Status PullOperation::too_large(const std::string& where) const {
+  return {Code::bad_input, what + ": " + where +
+                               " holds a value that this wire format cannot carry; pull it with "
+                               "wire='fp32'"};
+}
+
+Status PullOperation::place_rows(const Request& request, const Part& part, std::span<const std::byte> body) {
   const auto dim = static_cast<uint32_t>(spec->dim);
   const size_t row_bytes = encoded_bytes(codec, dim);
   const auto values = array_in(body, part.values_at, part.count * row_bytes);
   if (!values) {
-    return false;
+    return misfit();
   }
   const bool stream = 4 * rows * row_floats >= kStreamBytesMin;
   std::vector<float> decoded(codec == Codec::fp32 ? 0 : dim);
@@ -57,6 +71,9 @@ bool PullOperation::place_rows(const Request& request, const Part& part, std::sp
     const std::byte* from = values->data() + (n - part.keys_at) * row_bytes;
     if (codec != Codec::fp32) {
       decode_rows(codec, from, 1, dim, decoded.data());
+      if (max_abs_bits(decoded.data(), dim) >= kInfinityBits) {
+        return too_large("key " + std::to_string(request.keys[n]));
+      }
       from = reinterpret_cast<const std::byte*>(decoded.data());
     }
     for (uint32_t i = n == 0 ? 0 : request.ends[n - 1]; i < request.ends[n]; ++i) {
@@ -66,22 +83,27 @@ bool PullOperation::place_rows(const Request& request, const Part& part, std::sp
   if (stream) {
     finish_streaming();
   }
-  return true;
+  return {};
 }
 
-bool PullOperation::place_pieces(const Request& request, const Part& part, std::span<const std::byte> body) {
+Status PullOperation::place_pieces(const Request& request, const Part& part,
+                                   std::span<const std::byte> body) {
   size_t at = size_t{4} * part.values_at;
   for (size_t i = 0; i < part.count; ++i) {
     const int64_t piece = request.keys[part.keys_at + i];
     const uint32_t floats = spec->floats(piece);
     const size_t bytes = encoded_bytes(codec, floats);
     if (at > body.size() || bytes > body.size() - at) {
-      return false;
+      return misfit();
     }
-    decode_rows(codec, body.data() + at, 1, floats, out + static_cast<size_t>(piece) * kPieceFloats);
+    float* to = out + static_cast<size_t>(piece) * kPieceFloats;
+    decode_rows(codec, body.data() + at, 1, floats, to);
+    if (codec != Codec::fp32 && max_abs_bits(to, floats) >= kInfinityBits) {
+      return too_large("piece " + std::to_string(piece));
+    }
     at += bytes;
   }
-  return true;
+  return {};
 }
 
 RequestBuilder::RequestBuilder(std::vector<uint32_t> placement, std::vector<uint32_t> terms,

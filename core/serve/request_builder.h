@@ -29,8 +29,10 @@ class PullOperation : public ClientOperation {
   Status on_reply(const Request& request, const FrameView& frame) override;
 
  private:
-  bool place_rows(const Request& request, const Part& part, std::span<const std::byte> body);
-  bool place_pieces(const Request& request, const Part& part, std::span<const std::byte> body);
+  Status misfit() const;
+  Status too_large(const std::string& where) const;
+  Status place_rows(const Request& request, const Part& part, std::span<const std::byte> body);
+  Status place_pieces(const Request& request, const Part& part, std::span<const std::byte> body);
 };
 
 inline constexpr size_t kPushFrameBytes = 256 * 1024;       // merged while the one before is applied

@@ -176,6 +176,9 @@ def read_token_file(path: Path) -> str:
     except UnicodeDecodeError:
         raise BadInput(f"token file {path} is not text") from None
     except OSError as error:
-        raise BadInput(f"cannot read the token file {path}: {error.strerror}") from None
+        raise BadInput(
+            f"cannot read the token file {path}: {error.strerror}; --token-file or SHOAL_TOKEN_FILE names "
+            "the file of a cluster that runs (`shoal up` removes its own when it stops)"
+        ) from None
     except BadInput as error:
         raise BadInput(f"token file {path}: {error}") from None

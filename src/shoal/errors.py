@@ -152,4 +152,5 @@ def code_of(error: ShoalError) -> int:
 def from_core(error: Exception, where: str = "") -> ShoalError:
     """The error for a `CoreError`, whose args are (code, message); `where` leads the message."""
     code, message = error.args
-    return from_code(int(code), f"{where}: {message}" if where else str(message))
+    # The core often names the table itself; once is enough.
+    return from_code(int(code), str(message) if not where or where in message else f"{where}: {message}")

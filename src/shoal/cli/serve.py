@@ -34,7 +34,10 @@ def up(*, servers: int, bind: str, port: int, token_file: Path | None, shards: i
         path = token_file or cluster.token_file
         console.print(f"address     {cluster.address}")
         console.print(f"token file  {path}")
-        console.print(f"connect     SHOAL_TOKEN_FILE={path} shoal status {cluster.address}")
+        console.print(
+            f"connect     export SHOAL_ADDRESS={cluster.address} SHOAL_TOKEN_FILE={path.absolute()}"
+        )
+        console.print("            then shoal.connect() in Python, or `shoal status`")
         console.print("Ctrl-C stops all.")
         console.file.flush()
         _watch(cluster, console, stop)
@@ -60,7 +63,10 @@ def _watch(cluster: LocalCluster, console: Console, stop: threading.Event) -> No
         for server in cluster.servers:
             if server.index in known and not server.alive:
                 known.discard(server.index)
-                console.print(f"[bold red]lost[/]        {server!r}")
+                console.print(
+                    f"[bold red]lost[/]        server {server.index} (pid {server.pid}) has ended "
+                    "and its rows are gone; Ctrl-C and start again"
+                )
                 console.file.flush()
 
 

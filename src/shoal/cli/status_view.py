@@ -64,13 +64,19 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
     rows, problem = _rows(address, token, timeout_s, entries, status)
     return {
         "address": str(address),
-        "state": "starting" if status.waiting_for else "up",
+        "state": _state(status),
         "shards": status.shards,
         "clients_granted": status.clients,
         "processes": processes,
         "tables": [_describe(entry, rows.get(entry.name)) for entry in entries],
         "problem": problem,
     }
+
+
+def _state(status: StatusInfo) -> str:
+    if status.waiting_for:
+        return "starting"
+    return "up" if all(server.state == "up" for server in status.servers) else "degraded"
 
 
 def _describe(entry: TableEntry, rows: int | None) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def check_lr(lr: float, where: str) -> float:
         number = float(lr)
     except (TypeError, ValueError):
         number = math.nan
-    if isinstance(lr, bool) or not 0 <= number < math.inf:
+    if isinstance(lr, bool | str) or not 0 <= number < math.inf:
         raise BadInput(f"{where}: lr is {lr!r}; it must be a finite number, at least 0")
     return number
 
