@@ -167,9 +167,7 @@ class SimClient {
                 const nb::ndarray<const float, nb::ndim<2>, nb::c_contig>& grads) {
     const TableSpec& spec = *tables_.at(table);
     const auto operation = std::make_shared<ClientOperation>();
-    if (!machine_.begin(*operation, true)) {
-      return 0;
-    }
+    if (!machine_.begin(*operation, true)) return 0;
     const auto grouped = builder_.group(spec, {keys.data(), keys.size()}, false);
     PushOptions options{.lr = NAN};
     for (const auto& frame : builder_.plan(grouped.split, 4 * spec.dim, kPushFrameBytes)) {
@@ -228,9 +226,7 @@ class SimClient {
         }
         continue;
       }
-      if (left.empty()) {
-        return;
-      }
+      if (left.empty()) return;
       const std::span<std::byte> want = reader.want();
       const size_t n = std::min(want.size(), left.size());
       std::memcpy(want.data(), left.data(), n);

@@ -38,21 +38,15 @@ Deadline deadline_in(double seconds) {
 Codec parse_codec(const std::string& name) {
   constexpr std::array<const char*, 4> names{"fp32", "fp16", "bf16", "int8"};
   for (size_t i = 0; i < names.size(); ++i) {
-    if (name == names[i]) {
-      return static_cast<Codec>(i);
-    }
+    if (name == names[i]) return static_cast<Codec>(i);
   }
   raise({Code::bad_input, "wire '" + name + "' is not one of fp32, fp16, bf16, int8"});
 }
 
 std::optional<Lane> parse_lane(const std::string& name) {
-  if (name == "auto") {
-    return std::nullopt;
-  }
+  if (name == "auto") return std::nullopt;
   for (const Lane lane : {Lane::shm, Lane::unix_socket, Lane::tcp}) {
-    if (name == lane_name(lane)) {
-      return lane;
-    }
+    if (name == lane_name(lane)) return lane;
   }
   raise({Code::bad_input, "lane '" + name + "' is not one of auto, shm, unix, tcp"});
 }

@@ -34,9 +34,7 @@ void* map_anonymous(size_t bytes, int protection) {
 // Address space for `bytes` that begins on a huge page, not yet usable; null when there is none.
 std::byte* reserve_aligned(size_t bytes) {
   void* wide = map_anonymous(bytes + kHugePage, PROT_NONE);
-  if (wide == MAP_FAILED) {
-    return nullptr;
-  }
+  if (wide == MAP_FAILED) return nullptr;
   auto* begin = static_cast<std::byte*>(wide);
   auto* aligned = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(begin), kHugePage));
   if (aligned != begin) {
@@ -67,9 +65,7 @@ GrowArray& GrowArray::operator=(GrowArray&& other) noexcept {
 }
 
 void GrowArray::reset() {
-  if (data_ == nullptr) {
-    return;
-  }
+  if (data_ == nullptr) return;
   if (mapped_) {
     munmap(data_, capacity_);
   } else {
@@ -80,18 +76,14 @@ void GrowArray::reset() {
 }
 
 bool GrowArray::reserve(size_t bytes) {
-  if (bytes <= capacity_) {
-    return true;
-  }
+  if (bytes <= capacity_) return true;
   return bytes < kMappedMin ? grow_heap(bytes) : bytes < kHugeMin ? grow_mapped(bytes) : grow_huge(bytes);
 }
 
 bool GrowArray::grow_heap(size_t bytes) {
   const size_t size = round_up(bytes, 64);
   auto* fresh = static_cast<std::byte*>(std::aligned_alloc(64, size));
-  if (fresh == nullptr) {
-    return false;
-  }
+  if (fresh == nullptr) return false;
   std::memset(fresh + capacity_, 0, size - capacity_);
   move_to(fresh, size, false);
   return true;
@@ -101,16 +93,12 @@ bool GrowArray::grow_mapped(size_t bytes) {
   const size_t size = round_up(bytes, kPage);
   if (!mapped_ || !kMovesPages) {
     void* fresh = map_anonymous(size, PROT_READ | PROT_WRITE);
-    if (fresh == MAP_FAILED) {
-      return false;
-    }
+    if (fresh == MAP_FAILED) return false;
     move_to(static_cast<std::byte*>(fresh), size, true);
     return true;
   }
   void* moved = mremap(data_, capacity_, size, MREMAP_MAYMOVE);
-  if (moved == MAP_FAILED) {
-    return false;
-  }
+  if (moved == MAP_FAILED) return false;
   data_ = static_cast<std::byte*>(moved);
   capacity_ = size;
   return true;
@@ -121,9 +109,7 @@ bool GrowArray::grow_mapped(size_t bytes) {
 bool GrowArray::grow_huge(size_t bytes) {
   const size_t size = round_up(bytes, kHugePage);
   std::byte* place = reserve_aligned(size);
-  if (place == nullptr) {
-    return false;
-  }
+  if (place == nullptr) return false;
   if (mapped_ && capacity_ >= kHugeMin && kMovesPages) {
     if (mremap(data_, capacity_, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) {
       munmap(place, size);

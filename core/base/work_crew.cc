@@ -8,9 +8,7 @@ namespace shoal {
 
 size_t usable_cores() {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    return static_cast<size_t>(std::max(1, CPU_COUNT(&set)));
-  }
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<size_t>(std::max(1, CPU_COUNT(&set)));
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
@@ -64,9 +62,7 @@ void WorkCrew::help() {
       batch = it == batches_.end() ? nullptr : *it;
       return stopping_ || batch != nullptr;
     });
-    if (batch == nullptr) {
-      return;
-    }
+    if (batch == nullptr) return;
     ++batch->helping;
     lock.unlock();
     work(*batch);

@@ -43,9 +43,7 @@ ssize_t recv_with_descriptors(int socket, std::span<std::byte> buffer, std::vect
     message.msg_controllen = control.size();
     n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   } while (n < 0 && errno == EINTR);
-  if (n < 0) {
-    return n;
-  }
+  if (n < 0) return n;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
       take_descriptors(*c, fds);

@@ -13,9 +13,7 @@ FreeRanges::FreeRanges(size_t bytes) : bytes_(bytes), ranges_{{0, bytes}}, large
 
 std::optional<size_t> FreeRanges::take_lowest(size_t bytes, size_t alignment) {
   assert(bytes > 0 && std::has_single_bit(alignment));
-  if (bytes > largest_max_) {
-    return std::nullopt;
-  }
+  if (bytes > largest_max_) return std::nullopt;
   size_t largest = 0;
   for (size_t i = 0; i < ranges_.size(); ++i) {
     const Range range = ranges_[i];
@@ -32,9 +30,7 @@ std::optional<size_t> FreeRanges::take_lowest(size_t bytes, size_t alignment) {
 
 std::optional<size_t> FreeRanges::take_highest(size_t bytes, size_t alignment) {
   assert(bytes > 0 && std::has_single_bit(alignment));
-  if (bytes > largest_max_) {
-    return std::nullopt;
-  }
+  if (bytes > largest_max_) return std::nullopt;
   size_t largest = 0;
   for (size_t i = ranges_.size(); i-- > 0;) {
     const Range range = ranges_[i];

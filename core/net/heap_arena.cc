@@ -33,9 +33,7 @@ struct SizeClass {
 
 constexpr SizeClass size_class(size_t bytes) {
   const size_t lines = (std::max<size_t>(bytes, 1) + line_bytes - 1) / line_bytes;
-  if (lines <= size_t{1} << steps_log2) {
-    return {lines - 1, lines * line_bytes};
-  }
+  if (lines <= size_t{1} << steps_log2) return {lines - 1, lines * line_bytes};
   const int shift = static_cast<int>(std::bit_width(lines - 1)) - 1 - steps_log2;
   const size_t step = ((lines - 1) >> shift) + 1;  // 9..16 eighths of the power of two below
   const size_t index = (static_cast<size_t>(shift) << steps_log2) + step - 1;
@@ -50,9 +48,7 @@ std::byte* map_aligned(size_t bytes) {
   assert(bytes % (map_bytes_min / 8) == 0);  // classes this large are whole pages of any size
   const size_t room = bytes + huge_page_bytes;
   void* mapped = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) {
-    return nullptr;
-  }
+  if (mapped == MAP_FAILED) return nullptr;
   auto* const begin = static_cast<std::byte*>(mapped);
   const size_t head =
       (huge_page_bytes - reinterpret_cast<uintptr_t>(begin) % huge_page_bytes) % huge_page_bytes;
@@ -217,13 +213,9 @@ class HeapArena final : public Arena {
   HeapArena& operator=(const HeapArena&) = delete;
 
   std::shared_ptr<Block> allocate(size_t bytes) override {
-    if (bytes > block_bytes_max) {
-      return nullptr;
-    }
+    if (bytes > block_bytes_max) return nullptr;
     Shelf::Taken taken = shelf_->take(size_class(bytes));
-    if (!taken.memory.valid()) {
-      return nullptr;
-    }
+    if (!taken.memory.valid()) return nullptr;
     return std::make_shared<HeapBlock>(shelf_, std::move(taken));
   }
 

@@ -15,9 +15,7 @@ Result<Poller> Poller::make() {
     return Status{Code::internal, std::string("epoll: ") + strerror(errno)};
   }
   Poller poller(std::move(epoll), std::move(event));
-  if (Status status = poller.add(poller.event_.get(), EPOLLIN, nullptr); !status.ok()) {
-    return status;
-  }
+  if (Status status = poller.add(poller.event_.get(), EPOLLIN, nullptr); !status.ok()) return status;
   return poller;
 }
 
@@ -38,9 +36,7 @@ void Poller::remove(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr
 
 std::span<const epoll_event> Poller::wait(int timeout_ms) {
   const int count = epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()), timeout_ms);
-  if (count <= 0) {
-    return {};
-  }
+  if (count <= 0) return {};
   for (int i = 0; i < count; ++i) {
     if (events_[static_cast<size_t>(i)].data.ptr == nullptr) {
       uint64_t ignored = 0;

@@ -47,13 +47,9 @@ Result<size_t> check_descriptor(int fd, size_t bytes_max) {
 }  // namespace
 
 Result<std::shared_ptr<Segment>> Segment::create(uint32_t id, size_t bytes) {
-  if (bytes == 0) {
-    return Status(Code::bad_input, "a shared segment needs at least 1 byte");
-  }
+  if (bytes == 0) return Status(Code::bad_input, "a shared segment needs at least 1 byte");
   Fd fd(memfd_create("shoal", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) {
-    return Status(Code::unavailable, "no shared memory (memfd_create): " + reason(errno));
-  }
+  if (!fd.valid()) return Status(Code::unavailable, "no shared memory (memfd_create): " + reason(errno));
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return Status(Code::unavailable,
                   "no shared memory of " + std::to_string(bytes) + " bytes: " + reason(errno));
@@ -67,13 +63,9 @@ Result<std::shared_ptr<Segment>> Segment::create(uint32_t id, size_t bytes) {
 
 Result<std::shared_ptr<Segment>> Segment::adopt(uint32_t id, int fd, size_t bytes_max) {
   Fd owned(fd);
-  if (id == 0) {
-    return Status(Code::refused, "shared segment has id 0");
-  }
+  if (id == 0) return Status(Code::refused, "shared segment has id 0");
   const Result<size_t> size = check_descriptor(fd, bytes_max);
-  if (!size.ok()) {
-    return size.status();
-  }
+  if (!size.ok()) return size.status();
   void* base = mmap(nullptr, *size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) {
     return Status(Code::unavailable, "shared segment of " + std::to_string(*size) +

@@ -78,9 +78,7 @@ class SharedArena final : public Arena {
         segment_bytes_min_(std::min(segment_bytes_min, bytes_max_)) {}
 
   std::shared_ptr<Block> allocate(size_t bytes) override {
-    if (bytes > bytes_max_) {
-      return nullptr;
-    }
+    if (bytes > bytes_max_) return nullptr;
     bytes = std::max<size_t>(bytes, 1);
     bytes = round_up(bytes, bytes < page_bytes ? line_bytes : page_bytes);
     const std::lock_guard lock(mutex_);
@@ -90,9 +88,7 @@ class SharedArena final : public Arena {
       }
     }
     const auto region = grow(bytes);
-    if (region == nullptr) {
-      return nullptr;
-    }
+    if (region == nullptr) return nullptr;
     return std::make_shared<SharedBlock>(region, *region->take(bytes), bytes);
   }
 
@@ -115,13 +111,9 @@ class SharedArena final : public Arena {
     // Near the limit, a smaller segment than usual is better than none.
     const size_t left = bytes_max_ - std::min<size_t>(bytes_max_, *mapped_);
     const size_t size = std::min(wanted, left / page_bytes * page_bytes);
-    if (size < bytes || next_id_ == 0) {
-      return nullptr;
-    }
+    if (size < bytes || next_id_ == 0) return nullptr;
     auto segment = Segment::create(next_id_, size);
-    if (!segment.ok()) {
-      return nullptr;
-    }
+    if (!segment.ok()) return nullptr;
     ++next_id_;
     return regions_.emplace_back(std::make_shared<Region>(*segment, mapped_));
   }

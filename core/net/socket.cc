@@ -61,9 +61,7 @@ bool is_family_missing(int error) { return error == EAFNOSUPPORT || error == EAD
 int bind_and_listen(int fd, const addrinfo& address) {
   const int one = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  if (bind(fd, address.ai_addr, address.ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0) {
-    return errno;
-  }
+  if (bind(fd, address.ai_addr, address.ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0) return errno;
   return 0;
 }
 
@@ -95,12 +93,8 @@ bool is_connected_to_itself(int fd) {
 
 int connect_within(int fd, const addrinfo& address, const Deadline& deadline) {
   if (connect(fd, address.ai_addr, address.ai_addrlen) != 0) {
-    if (errno != EINPROGRESS && errno != EINTR) {
-      return errno;
-    }
-    if (const int error = socket_detail::wait_connected(fd, deadline); error != 0) {
-      return error;
-    }
+    if (errno != EINPROGRESS && errno != EINTR) return errno;
+    if (const int error = socket_detail::wait_connected(fd, deadline); error != 0) return error;
   }
   return is_connected_to_itself(fd) ? ECONNREFUSED : 0;
 }
@@ -116,12 +110,8 @@ Result<Fd> listen_tcp(const std::string& host, uint16_t port) {
   for (const addrinfo* address = resolved.addresses.get(); address != nullptr; address = address->ai_next) {
     Fd fd = open_socket(*address);
     error = fd.valid() ? bind_and_listen(fd.get(), *address) : errno;
-    if (error == 0) {
-      return fd;
-    }
-    if (!is_family_missing(error)) {
-      break;
-    }
+    if (error == 0) return fd;
+    if (!is_family_missing(error)) break;
   }
   if (error == EADDRINUSE) {
     return Status(Code::bad_input,
@@ -159,9 +149,7 @@ Result<Fd> accept_connection(int listener) {
     const int error = errno;
     const bool about_this_process = error == EMFILE || error == ENFILE || error == ENOBUFS ||
                                     error == ENOMEM || error == EBADF || error == EINVAL || error == ENOTSOCK;
-    if (about_this_process) {
-      return Status(Code::unavailable, "can not accept a connection: " + reason(error));
-    }
+    if (about_this_process) return Status(Code::unavailable, "can not accept a connection: " + reason(error));
     return fd;
   }
   tune(fd.get());
@@ -174,12 +162,8 @@ Result<uint16_t> local_port(int fd) {
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
     return Status(Code::internal, "a socket has no local address: " + reason(errno));
   }
-  if (address.ss_family == AF_INET) {
-    return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
-  }
-  if (address.ss_family == AF_INET6) {
-    return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
-  }
+  if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
   return Status(Code::internal, "only a TCP socket has a port");
 }
 

@@ -38,14 +38,10 @@ inline int wait_connected(int fd, const Deadline& deadline) {
   do {
     n = poll(&waiting, 1, deadline.left_ms());
   } while (n < 0 && errno == EINTR);
-  if (n == 0) {
-    return ETIMEDOUT;
-  }
+  if (n == 0) return ETIMEDOUT;
   int error = 0;
   socklen_t bytes = sizeof error;
-  if (n < 0 || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) {
-    return errno;
-  }
+  if (n < 0 || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) return errno;
   return error;
 }
 

@@ -56,9 +56,7 @@ class UnixStream : public Stream {
   }
 
   ssize_t write(std::span<const iovec> pieces, int descriptor) override {
-    if (descriptor < 0) {
-      return send_pieces(socket_.get(), pieces);
-    }
+    if (descriptor < 0) return send_pieces(socket_.get(), pieces);
     assert(!pieces.empty());
     const auto* first = static_cast<const std::byte*>(pieces[0].iov_base);
     return send_with_descriptor(socket_.get(), {first, pieces[0].iov_len}, descriptor);

@@ -54,18 +54,14 @@ Fd open_socket() { return Fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_N
 // but is not ours to delete.
 bool is_stale(const std::string& path, const UnixAddress& address) {
   struct stat file = {};
-  if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode)) {
-    return false;
-  }
+  if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode)) return false;
   const Fd probe = open_socket();
   return probe.valid() && connect(probe.get(), address.get(), address.bytes) != 0 && errno == ECONNREFUSED;
 }
 
 // 0 or errno.
 int bind_replacing_stale(int fd, const std::string& path, const UnixAddress& address) {
-  if (bind(fd, address.get(), address.bytes) == 0) {
-    return 0;
-  }
+  if (bind(fd, address.get(), address.bytes) == 0) return 0;
   int error = errno;
   if (error == EADDRINUSE && !is_abstract(path) && is_stale(path, address)) {
     unlink(path.c_str());
@@ -78,9 +74,7 @@ int bind_replacing_stale(int fd, const std::string& path, const UnixAddress& add
 
 Result<Fd> listen_unix(const std::string& path) {
   const Result<UnixAddress> address = make_address(path);
-  if (!address.ok()) {
-    return address.status();
-  }
+  if (!address.ok()) return address.status();
   Fd fd = open_socket();
   int error = fd.valid() ? bind_replacing_stale(fd.get(), path, *address) : errno;
   if (error == EADDRINUSE) {
@@ -93,18 +87,14 @@ Result<Fd> listen_unix(const std::string& path) {
   if (error == 0 && listen(fd.get(), SOMAXCONN) != 0) {
     error = errno;
   }
-  if (error != 0) {
-    return Status(Code::bad_input, "can not listen on socket " + path + ": " + reason(error));
-  }
+  if (error != 0) return Status(Code::bad_input, "can not listen on socket " + path + ": " + reason(error));
   return fd;
 }
 
 Result<Fd> connect_unix(const std::string& path, int timeout_ms) {
   const Deadline deadline(timeout_ms);
   const Result<UnixAddress> address = make_address(path);
-  if (!address.ok()) {
-    return address.status();
-  }
+  if (!address.ok()) return address.status();
   Fd fd = open_socket();
   int error = fd.valid() ? 0 : errno;
   while (error == 0 && connect(fd.get(), address->get(), address->bytes) != 0) {
@@ -120,9 +110,7 @@ Result<Fd> connect_unix(const std::string& path, int timeout_ms) {
       error = errno;
     }
   }
-  if (error != 0) {
-    return socket_detail::connect_error("socket " + path, error, timeout_ms);
-  }
+  if (error != 0) return socket_detail::connect_error("socket " + path, error, timeout_ms);
   return fd;
 }
 

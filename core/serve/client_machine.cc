@@ -15,9 +15,7 @@ ClientMachine::ClientMachine(uint64_t client, uint32_t incarnation, size_t serve
 bool ClientMachine::begin(Operation& operation, bool is_push) {
   assert(operation.open_ == 0 && operation.seq_ == 0);
   if (is_push) {
-    if (next_seq_ >= low() + kOpenPushesMax && !SHOAL_MUTANT(window_ignored)) {
-      return false;
-    }
+    if (next_seq_ >= low() + kOpenPushesMax && !SHOAL_MUTANT(window_ignored)) return false;
     operation.seq_ = next_seq_++;
     open_seqs_.insert(operation.seq_);
   }
@@ -53,9 +51,7 @@ void ClientMachine::abandon(Operation& operation, Status status) {
 
 std::shared_ptr<Request> ClientMachine::next_to_send(uint32_t server) {
   PerServer& s = servers_[server];
-  if (s.unsent.empty()) {
-    return nullptr;
-  }
+  if (s.unsent.empty()) return nullptr;
   const uint64_t number = s.unsent.front();
   s.unsent.pop_front();
   s.sent.insert(number);
@@ -87,9 +83,7 @@ void ClientMachine::close_one(Operation& operation) {
 void ClientMachine::answered(uint32_t server, uint64_t number, Status status) {
   PerServer& s = servers_[server];
   const auto it = s.open.find(number);
-  if (it == s.open.end()) {
-    return;
-  }
+  if (it == s.open.end()) return;
   const std::shared_ptr<Request> request = std::move(it->second);
   s.open.erase(it);
   if (s.sent.erase(number) == 0) {

@@ -92,9 +92,7 @@ class EmbeddedClient : public StoreClient {
   Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec, OutMemory out,
                             Deadline) override {
     const auto spec = find(table, false);
-    if (!spec.ok()) {
-      return spec.status();
-    }
+    if (!spec.ok()) return spec.status();
     if (Status status = check_out("pull from " + title(**spec), out, keys.size() * (*spec)->dim);
         !status.ok()) {
       return status;
@@ -121,14 +119,10 @@ class EmbeddedClient : public StoreClient {
   Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
                             const PushOptions& options, Deadline) override {
     const auto spec = find(table, false);
-    if (!spec.ok()) {
-      return spec.status();
-    }
+    if (!spec.ok()) return spec.status();
     const auto operation = std::make_shared<ClientOperation>();
     operation->what = "push to " + title(**spec);
-    if (keys.empty()) {
-      return finish(operation, {});
-    }
+    if (keys.empty()) return finish(operation, {});
     // What a wire format cannot carry is refused here too, so that a program tested in memory runs on
     // servers.
     const Codec codec = options.mode == PushMode::update ? options.codec : Codec::fp32;
@@ -154,16 +148,10 @@ class EmbeddedClient : public StoreClient {
 
   Result<OperationPtr> pull_tensor(uint32_t tensor, Codec, OutMemory out, Deadline) override {
     const auto spec = find(tensor, true);
-    if (!spec.ok()) {
-      return spec.status();
-    }
-    if (Status status = check_out("pull of " + title(**spec), out, (*spec)->dim); !status.ok()) {
-      return status;
-    }
+    if (!spec.ok()) return spec.status();
+    if (Status status = check_out("pull of " + title(**spec), out, (*spec)->dim); !status.ok()) return status;
     const auto operation = make_rows("pull of", **spec, 1, (*spec)->dim, out);
-    if (operation == nullptr) {
-      return Status{Code::internal, "out of memory for " + title(**spec)};
-    }
+    if (operation == nullptr) return Status{Code::internal, "out of memory for " + title(**spec)};
     const PullTarget target{.out = reinterpret_cast<std::byte*>(operation->out), .in_place = true};
     FirstError failed;
     crew_.run((*spec)->pieces(), [&](size_t i) {
@@ -178,9 +166,7 @@ class EmbeddedClient : public StoreClient {
   Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values, const PushOptions& options,
                                    Deadline) override {
     const auto spec = find(tensor, true);
-    if (!spec.ok()) {
-      return spec.status();
-    }
+    if (!spec.ok()) return spec.status();
     if (values.size() != (*spec)->dim) {
       return Status{Code::bad_input, title(**spec) + " has " + std::to_string((*spec)->dim) +
                                          " elements; a push brought " + std::to_string(values.size())};
@@ -188,9 +174,7 @@ class EmbeddedClient : public StoreClient {
     const auto operation = std::make_shared<ClientOperation>();
     operation->what = "push to " + title(**spec);
     const FiniteCheck finite = check_finite(operation->what, {}, values.data(), values.size(), Codec::fp32);
-    if (!finite.status.ok()) {
-      return finite.status;
-    }
+    if (!finite.status.ok()) return finite.status;
     FirstError failed;
     crew_.run((*spec)->pieces(), [&](size_t i) {
       const auto piece = static_cast<int64_t>(i);
@@ -208,9 +192,7 @@ class EmbeddedClient : public StoreClient {
     TableFigures sum;
     for (uint32_t s = 0; s < store_.shards(); ++s) {
       const Result<TableFigures> one = store_.shard(s).figures(table);
-      if (!one.ok()) {
-        return one.status();
-      }
+      if (!one.ok()) return one.status();
       sum += *one;
     }
     return sum;
@@ -230,9 +212,7 @@ class EmbeddedClient : public StoreClient {
   static Status closed_status() { return {Code::closed, "this client was closed"}; }
 
   Result<std::shared_ptr<const TableSpec>> find(uint32_t table, bool dense) {
-    if (closed_) {
-      return closed_status();
-    }
+    if (closed_) return closed_status();
     auto spec = store_.table(table);
     if (spec == nullptr || spec->dense != dense) {
       return Status{Code::unknown_table,
@@ -251,18 +231,14 @@ class EmbeddedClient : public StoreClient {
     operation->keep = out.owner;
     if (operation->out == nullptr) {
       operation->block = arena_->allocate(std::max<size_t>(64, 4 * rows * row_floats));
-      if (operation->block == nullptr) {
-        return nullptr;
-      }
+      if (operation->block == nullptr) return nullptr;
       operation->out = reinterpret_cast<float*>(operation->block->bytes().data());
     }
     return operation;
   }
 
   Result<OperationPtr> finish(const OperationPtr& operation, Status status) {
-    if (!status.ok()) {
-      return status;
-    }
+    if (!status.ok()) return status;
     operation->finish({});
     return operation;
   }
@@ -297,9 +273,7 @@ class EmbeddedClient : public StoreClient {
                                  const float* values, PushMode mode) {
     const auto dim = static_cast<uint32_t>(spec.dim);
     std::unique_ptr<Scratch> scratch = pool_.take(split.count(shard), dim);
-    if (scratch == nullptr) {
-      return nullptr;
-    }
+    if (scratch == nullptr) return nullptr;
     const uint32_t* positions = split.positions + split.begin[shard];
     scratch->distinct = mode == PushMode::assign
                             ? scratch->merger.keep_last(group(split, shard), positions, values, dim,
@@ -323,20 +297,14 @@ class EmbeddedClient : public StoreClient {
                                     const SplitKeys& split, const float* values, const PushOptions& options) {
     std::vector<std::pair<uint32_t, std::unique_ptr<Scratch>>> all;
     for (uint32_t shard = 0; shard < store_.shards(); ++shard) {
-      if (split.count(shard) == 0) {
-        continue;
-      }
+      if (split.count(shard) == 0) continue;
       all.emplace_back(shard, merge(spec, split, shard, values, options.mode));
       Scratch* merged = all.back().second.get();
-      if (merged == nullptr) {
-        return Status{Code::internal, "out of memory for a push"};
-      }
+      if (merged == nullptr) return Status{Code::internal, "out of memory for a push"};
       const FiniteCheck sums =
           check_finite(operation->what + " (duplicates summed)", {merged->keys.data(), merged->distinct},
                        merged->rows(), spec.dim, Codec::fp32);
-      if (!sums.status.ok()) {
-        return sums.status;
-      }
+      if (!sums.status.ok()) return sums.status;
     }
     Status failed;
     for (auto& [shard, merged] : all) {

@@ -25,9 +25,7 @@ Status misfit() { return {Code::internal, "a server's answer does not fit what i
 
 Result<std::shared_ptr<const TableSpec>> RemoteClient::find(uint32_t table, bool dense) {
   const std::lock_guard lock(mutex_);
-  if (closing_) {
-    return Status{Code::closed, "this client was closed"};
-  }
+  if (closing_) return Status{Code::closed, "this client was closed"};
   const auto it = tables_.find(table);
   if (it == tables_.end() || it->second->dense != dense) {
     return Status{Code::unknown_table,
@@ -42,9 +40,7 @@ bool RemoteClient::any_shm() const {
 
 std::unique_ptr<Merger> RemoteClient::take_merger() {
   const std::lock_guard lock(mutex_);
-  if (mergers_.empty()) {
-    return std::make_unique<Merger>();
-  }
+  if (mergers_.empty()) return std::make_unique<Merger>();
   auto merger = std::move(mergers_.back());
   mergers_.pop_back();
   return merger;
@@ -63,9 +59,7 @@ Status RemoteClient::ask(Kind kind, uint32_t server, const Part* part, std::vect
   const auto operation = std::make_shared<AskOperation>();
   operation->what = "a question to " + options_.servers[server].name();
   operation->handler = std::move(on_reply);
-  if (Status status = begin(*operation, false, deadline); !status.ok()) {
-    return status;
-  }
+  if (Status status = begin(*operation, false, deadline); !status.ok()) return status;
   auto request = std::make_shared<Request>();
   request->operation = operation;
   request->server = server;
@@ -74,9 +68,7 @@ Status RemoteClient::ask(Kind kind, uint32_t server, const Part* part, std::vect
     request->parts.push_back(*part);
   }
   request->blocks.push_back(builder_.allocate(body.size(), false));
-  if (request->blocks[0] == nullptr) {
-    return give_up(operation, "out of memory");
-  }
+  if (request->blocks[0] == nullptr) return give_up(operation, "out of memory");
   if (!body.empty()) {
     std::memcpy(request->blocks[0]->bytes().data(), body.data(), body.size());
   }
@@ -88,9 +80,7 @@ Status RemoteClient::ask(Kind kind, uint32_t server, const Part* part, std::vect
 }
 
 Status RemoteClient::declare(const TableSpec& spec, Deadline deadline) {
-  if (Status status = check_table(spec); !status.ok()) {
-    return status;
-  }
+  if (Status status = check_table(spec); !status.ok()) return status;
   for (uint32_t i = 0; i < peers_.size(); ++i) {
     if (Status status = ask(Kind::declare, i, nullptr, encode_table(spec), {}, deadline); !status.ok()) {
       return status;
@@ -111,16 +101,12 @@ Result<TableFigures> RemoteClient::figures(uint32_t table, Deadline deadline) {
   for (uint32_t i = 0; i < peers_.size(); ++i) {
     const auto add = [sum](const FrameView& frame) {
       TableFigures one;
-      if (frame.body.size() < sizeof one) {
-        return misfit();
-      }
+      if (frame.body.size() < sizeof one) return misfit();
       std::memcpy(&one, frame.body.data(), sizeof one);
       *sum += one;
       return Status{};
     };
-    if (Status status = ask(Kind::figures, i, &part, {}, add, deadline); !status.ok()) {
-      return status;
-    }
+    if (Status status = ask(Kind::figures, i, &part, {}, add, deadline); !status.ok()) return status;
   }
   return *sum;
 }
@@ -128,9 +114,7 @@ Result<TableFigures> RemoteClient::figures(uint32_t table, Deadline deadline) {
 Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
                                     Deadline deadline) {
   const auto spec = find(table, false);
-  if (!spec.ok()) {
-    return spec.status();
-  }
+  if (!spec.ok()) return spec.status();
   Part part;
   part.table = table;
   part.shard = static_cast<uint16_t>(shard);
@@ -139,15 +123,11 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
   const auto page = std::make_shared<ScanPage>();  // shared with an answer that comes too late, as above
   const size_t dim = (*spec)->dim;
   const auto take = [page, dim](const FrameView& frame) {
-    if (frame.parts.size() != 1) {
-      return misfit();
-    }
+    if (frame.parts.size() != 1) return misfit();
     const Part& reply = frame.parts[0];
     const auto keys = array_in(frame.body, 0, size_t{8} * reply.count);
     const auto values = array_in(frame.body, reply.values_at, size_t{4} * reply.count * dim);
-    if (!keys || !values) {
-      return misfit();
-    }
+    if (!keys || !values) return misfit();
     page->keys.resize(reply.count);
     page->values.resize(reply.count * dim);
     if (reply.count > 0) {
@@ -157,17 +137,13 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
     page->next = reply.version == 0 ? std::nullopt : std::optional<uint64_t>(reply.version);
     return Status{};
   };
-  if (Status s = ask(Kind::scan, options_.placement[shard], &part, {}, take, deadline); !s.ok()) {
-    return s;
-  }
+  if (Status s = ask(Kind::scan, options_.placement[shard], &part, {}, take, deadline); !s.ok()) return s;
   return std::move(*page);
 }
 
 Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats,
                                   const OutMemory& out) {
-  if (Status status = check_out(operation.what, out, rows * row_floats); !status.ok()) {
-    return status;
-  }
+  if (Status status = check_out(operation.what, out, rows * row_floats); !status.ok()) return status;
   operation.rows = rows;
   operation.row_floats = row_floats;
   operation.out = out.floats.data();
@@ -185,12 +161,8 @@ Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_
 Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<PullOperation>& operation,
                                                           std::span<const int64_t> keys, Deadline deadline) {
   const RequestBuilder::Grouped grouped = builder_.group(*operation->spec, keys, any_shm());
-  if (grouped.block == nullptr) {
-    return Status{Code::internal, "out of memory for the keys of a pull"};
-  }
-  if (Status status = begin(*operation, false, deadline); !status.ok()) {
-    return status;
-  }
+  if (grouped.block == nullptr) return Status{Code::internal, "out of memory for the keys of a pull"};
+  if (Status status = begin(*operation, false, deadline); !status.ok()) return status;
   // A server that writes into our memory is asked once; one that answers through a socket begins with
   // the first shards while the next are prepared.
   const size_t frame_bytes = any_shm() ? SIZE_MAX : kPullFrameBytes;
@@ -198,9 +170,7 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<
   for (const auto& frame : builder_.plan(grouped.split, 4 * operation->row_floats, frame_bytes)) {
     const bool shm = peers_[builder_.server_of(frame[0])]->shm;
     auto request = builder_.pull(operation, grouped, frame, shm, *merger);
-    if (request == nullptr) {
-      return give_up(operation, "out of memory for the keys of a pull");
-    }
+    if (request == nullptr) return give_up(operation, "out of memory for the keys of a pull");
     submit(std::move(request));
   }
   give_back(std::move(merger));
@@ -214,32 +184,24 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<
 Result<StoreClient::OperationPtr> RemoteClient::pull(uint32_t table, std::span<const int64_t> keys,
                                                      Codec codec, OutMemory out, Deadline deadline) {
   const auto spec = find(table, false);
-  if (!spec.ok()) {
-    return spec.status();
-  }
+  if (!spec.ok()) return spec.status();
   const auto operation = std::make_shared<PullOperation>();
   operation->what = "pull from " + title(**spec);
   operation->spec = *spec;
   operation->codec = codec;
-  if (Status status = prepare_rows(*operation, keys.size(), (*spec)->dim, out); !status.ok()) {
-    return status;
-  }
+  if (Status status = prepare_rows(*operation, keys.size(), (*spec)->dim, out); !status.ok()) return status;
   return send_pull(operation, keys, deadline);
 }
 
 Result<StoreClient::OperationPtr> RemoteClient::pull_tensor(uint32_t tensor, Codec codec, OutMemory out,
                                                             Deadline deadline) {
   const auto spec = find(tensor, true);
-  if (!spec.ok()) {
-    return spec.status();
-  }
+  if (!spec.ok()) return spec.status();
   const auto operation = std::make_shared<PullOperation>();
   operation->what = "pull of " + title(**spec);
   operation->spec = *spec;
   operation->codec = codec;
-  if (Status status = prepare_rows(*operation, 1, (*spec)->dim, out); !status.ok()) {
-    return status;
-  }
+  if (Status status = prepare_rows(*operation, 1, (*spec)->dim, out); !status.ok()) return status;
   std::vector<int64_t> pieces((*spec)->pieces());
   for (size_t i = 0; i < pieces.size(); ++i) {
     pieces[i] = static_cast<int64_t>(i);
@@ -273,9 +235,7 @@ Result<StoreClient::OperationPtr> RemoteClient::push(uint32_t table, std::span<c
                                                      const float* values, const PushOptions& options,
                                                      Deadline deadline) {
   const auto spec = find(table, false);
-  if (!spec.ok()) {
-    return spec.status();
-  }
+  if (!spec.ok()) return spec.status();
   const auto operation = std::make_shared<ClientOperation>();
   operation->what = "push to " + title(**spec);
   FiniteCheck finite;
@@ -283,13 +243,9 @@ Result<StoreClient::OperationPtr> RemoteClient::push(uint32_t table, std::span<c
     const Codec codec = options.mode == PushMode::update ? options.codec : Codec::fp32;
     finite = check_finite(operation->what, keys, values, (*spec)->dim, codec);
   }
-  if (!finite.status.ok()) {
-    return finite.status;
-  }
+  if (!finite.status.ok()) return finite.status;
   const RequestBuilder::Grouped grouped = builder_.group(**spec, keys, false);
-  if (grouped.block == nullptr) {
-    return Status{Code::internal, "out of memory for the keys of a push"};
-  }
+  if (grouped.block == nullptr) return Status{Code::internal, "out of memory for the keys of a push"};
   for (uint32_t shard = 0; shard < shards(); ++shard) {
     if (grouped.split.count(shard) * (4 * (*spec)->dim + 8) > kBodyBytesMax) {
       return Status{Code::bad_input,
@@ -312,17 +268,11 @@ Result<StoreClient::OperationPtr> RemoteClient::push(uint32_t table, std::span<c
       return sums.status.ok() ? Status{Code::internal, "out of memory for a push"} : sums.status;
     }
   }
-  if (Status status = begin(*operation, true, deadline); !status.ok()) {
-    return status;
-  }
+  if (Status status = begin(*operation, true, deadline); !status.ok()) return status;
   for (size_t i = 0; i < frames.size(); ++i) {
     auto request = ready.empty() ? build(frames[i], nullptr) : std::move(ready[i]);
-    if (request == nullptr) {
-      return give_up(operation, "out of memory in the middle of a push");
-    }
-    if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) {
-      return status;
-    }
+    if (request == nullptr) return give_up(operation, "out of memory in the middle of a push");
+    if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) return status;
   }
   give_back(std::move(merger));
   return seal_push(operation);
@@ -331,9 +281,7 @@ Result<StoreClient::OperationPtr> RemoteClient::push(uint32_t table, std::span<c
 Result<StoreClient::OperationPtr> RemoteClient::push_tensor(uint32_t tensor, std::span<const float> values,
                                                             const PushOptions& options, Deadline deadline) {
   const auto spec = find(tensor, true);
-  if (!spec.ok()) {
-    return spec.status();
-  }
+  if (!spec.ok()) return spec.status();
   if (values.size() != (*spec)->dim) {
     return Status{Code::bad_input, title(**spec) + " has " + std::to_string((*spec)->dim) +
                                        " elements; a push brought " + std::to_string(values.size())};
@@ -347,23 +295,15 @@ Result<StoreClient::OperationPtr> RemoteClient::push_tensor(uint32_t tensor, std
   operation->what = "push to " + title(**spec);
   const Codec codec = options.mode == PushMode::update ? options.codec : Codec::fp32;
   const FiniteCheck finite = check_finite(operation->what, {}, values.data(), values.size(), codec);
-  if (!finite.status.ok()) {
-    return finite.status;
-  }
-  if (Status status = begin(*operation, true, deadline); !status.ok()) {
-    return status;
-  }
+  if (!finite.status.ok()) return finite.status;
+  if (Status status = begin(*operation, true, deadline); !status.ok()) return status;
   const uint32_t first = shard_of_key(**spec, 0, shards());
   for (uint32_t i = 0; i < std::min(shards(), (*spec)->pieces()); ++i) {
     const uint32_t shard = (first + i) % shards();
     auto request =
         builder_.push_pieces(**spec, shard, values, options, peers_[builder_.server_of(shard)]->shm);
-    if (request == nullptr) {
-      return give_up(operation, "out of memory in the middle of a push");
-    }
-    if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) {
-      return status;
-    }
+    if (request == nullptr) return give_up(operation, "out of memory in the middle of a push");
+    if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) return status;
   }
   return seal_push(operation);
 }

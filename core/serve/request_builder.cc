@@ -19,9 +19,7 @@ struct Place {
   uint32_t base = 0;  // offset of the block in its memory, in units of four bytes
 
   static Place of(const Block& block) {
-    if (block.segment() == nullptr) {
-      return {};
-    }
+    if (block.segment() == nullptr) return {};
     return {static_cast<uint16_t>(block.segment()->id()), static_cast<uint32_t>(block.offset() / 4)};
   }
   uint32_t at(size_t bytes) const { return base + static_cast<uint32_t>(bytes / 4); }
@@ -41,9 +39,7 @@ Status PullOperation::on_reply(const Request& request, const FrameView& frame) {
     Status status = !asked        ? misfit()
                     : spec->dense ? place_pieces(request, part, frame.body)
                                   : place_rows(request, part, frame.body);
-    if (!status.ok()) {
-      return status;
-    }
+    if (!status.ok()) return status;
   }
   return {};
 }
@@ -62,9 +58,7 @@ Status PullOperation::place_rows(const Request& request, const Part& part, std::
   const auto dim = static_cast<uint32_t>(spec->dim);
   const size_t row_bytes = encoded_bytes(codec, dim);
   const auto values = array_in(body, part.values_at, part.count * row_bytes);
-  if (!values) {
-    return misfit();
-  }
+  if (!values) return misfit();
   const bool stream = 4 * rows * row_floats >= kStreamBytesMin;
   std::vector<float> decoded(codec == Codec::fp32 ? 0 : dim);
   for (size_t n = part.keys_at; n < size_t{part.keys_at} + part.count; ++n) {
@@ -93,9 +87,7 @@ Status PullOperation::place_pieces(const Request& request, const Part& part,
     const int64_t piece = request.keys[part.keys_at + i];
     const uint32_t floats = spec->floats(piece);
     const size_t bytes = encoded_bytes(codec, floats);
-    if (at > body.size() || bytes > body.size() - at) {
-      return misfit();
-    }
+    if (at > body.size() || bytes > body.size() - at) return misfit();
     float* to = out + static_cast<size_t>(piece) * kPieceFloats;
     decode_rows(codec, body.data() + at, 1, floats, to);
     if (codec != Codec::fp32 && max_abs_bits(to, floats) >= kInfinityBits) {
@@ -169,9 +161,7 @@ bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const Spli
     count += split.count(shard);
   }
   const auto block = allocate(padded(8 * count) + 8 * count, false);
-  if (block == nullptr) {
-    return false;
-  }
+  if (block == nullptr) return false;
   auto* keys = reinterpret_cast<int64_t*>(block->bytes().data());
   auto* positions = reinterpret_cast<uint32_t*>(block->bytes().data() + padded(8 * count));
   uint32_t* ends = positions + count;
@@ -227,9 +217,7 @@ std::vector<std::vector<uint32_t>> RequestBuilder::plan(const SplitKeys& split, 
   std::vector<size_t> filled(servers, frame_bytes);
   size_t longest = 0;
   for (uint32_t shard = 0; shard < shards(); ++shard) {
-    if (split.count(shard) == 0) {
-      continue;
-    }
+    if (split.count(shard) == 0) continue;
     auto& frames = by_server[placement_[shard]];
     size_t& bytes = filled[placement_[shard]];
     if (bytes >= frame_bytes) {
@@ -263,9 +251,7 @@ std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const Split
     largest = std::max<size_t>(largest, split.count(shard));
   }
   const auto block = allocate(room, shm);
-  if (block == nullptr) {
-    return nullptr;
-  }
+  if (block == nullptr) return nullptr;
   const bool shared = block->segment() != nullptr;
   const Codec codec = shared || options.mode != PushMode::update ? Codec::fp32 : options.codec;
   const auto plain = codec == Codec::fp32 ? nullptr : allocate(4 * largest * dim, false);
@@ -326,9 +312,7 @@ std::shared_ptr<Request> RequestBuilder::push_pieces(const TableSpec& spec, uint
   }
   const size_t key_bytes = padded(8 * pieces.size());
   const auto block = allocate(key_bytes + pieces.size() * (4 * size_t{kPieceFloats} + 64), shm);
-  if (block == nullptr) {
-    return nullptr;
-  }
+  if (block == nullptr) return nullptr;
   const bool shared = block->segment() != nullptr;
   const Codec codec = shared || options.mode != PushMode::update ? Codec::fp32 : options.codec;
   std::memcpy(block->bytes().data(), pieces.data(), 8 * pieces.size());

@@ -170,17 +170,13 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
 
 Status Session::declare(const FrameView& frame) {
   Result<TableSpec> spec = decode_table(frame.body);
-  if (!spec.ok()) {
-    return spec.status();
-  }
+  if (!spec.ok()) return spec.status();
   return server_.store.declare(std::move(*spec));
 }
 
 Status Session::add_segment(const FrameView& frame, std::vector<int>& descriptors) {
   const uint64_t id = frame.header.request;
-  if (descriptors.empty()) {
-    return {Code::refused, "a segment was announced without its descriptor"};
-  }
+  if (descriptors.empty()) return {Code::refused, "a segment was announced without its descriptor"};
   const int fd = descriptors.front();
   descriptors.erase(descriptors.begin());
   if (id == 0 || id > 0xffff || segments_.size() >= kSegmentsMax) {
@@ -189,9 +185,7 @@ Status Session::add_segment(const FrameView& frame, std::vector<int>& descriptor
                                " of them; this is " + std::to_string(id)};
   }
   Result<std::shared_ptr<Segment>> segment = Segment::adopt(static_cast<uint32_t>(id), fd, kSegmentBytesMax);
-  if (!segment.ok()) {
-    return segment.status();
-  }
+  if (!segment.ok()) return segment.status();
   segments_[static_cast<uint32_t>(id)] = std::move(*segment);
   return {};
 }

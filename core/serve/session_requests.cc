@@ -50,14 +50,10 @@ Part reply_part(const Part& request, const Ack& ack) {
 
 // Bytes of the rows of `keys`, or nothing where a tensor has no such piece.
 std::optional<size_t> reply_bytes(const TableSpec& spec, std::span<const int64_t> keys, Codec codec) {
-  if (!spec.dense) {
-    return keys.size() * encoded_bytes(codec, static_cast<uint32_t>(spec.dim));
-  }
+  if (!spec.dense) return keys.size() * encoded_bytes(codec, static_cast<uint32_t>(spec.dim));
   size_t bytes = 0;
   for (const int64_t piece : keys) {
-    if (piece < 0 || piece >= static_cast<int64_t>(spec.pieces())) {
-      return std::nullopt;
-    }
+    if (piece < 0 || piece >= static_cast<int64_t>(spec.pieces())) return std::nullopt;
     bytes += encoded_bytes(codec, spec.floats(piece));
   }
   return bytes;
@@ -103,9 +99,7 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
                                  std::to_string(part.codec) + ", mode " + std::to_string(part.mode)};
     }
     const TableSpec* spec = tables.find(part.table);
-    if (spec == nullptr) {
-      return not_declared(part.table);
-    }
+    if (spec == nullptr) return not_declared(part.table);
     const auto keys = array(frame, part.keys_segment, part.keys_at, size_t{8} * part.count);
     if (!keys.ok() || (spec->dense && part.count > spec->pieces())) {
       return keys.ok() ? Status{Code::refused, "more pieces than the tensor has"} : keys.status();
@@ -114,9 +108,7 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
                                      : size_t{part.count} * encoded_bytes(static_cast<Codec>(part.codec),
                                                                           static_cast<uint32_t>(spec->dim));
     const auto values = array(frame, part.values_segment, part.values_at, bytes);
-    if (!values.ok()) {
-      return values.status();
-    }
+    if (!values.ok()) return values.status();
     std::span<const int64_t> numbers(reinterpret_cast<const int64_t*>(keys->data()), part.count);
     if (spec->dense) {
       // Piece numbers are checked and then relied on, and a peer can still write to its segment: copied.
@@ -199,9 +191,7 @@ Result<PullPart> Session::check_pull(const FrameView& frame, const Part& part) c
                                      std::to_string(part.codec)};
   }
   const auto keys = array(frame, part.keys_segment, part.keys_at, size_t{8} * part.count);
-  if (!keys.ok()) {
-    return keys.status();
-  }
+  if (!keys.ok()) return keys.status();
   return PullPart{.table = part.table,
                   .term = part.term,
                   .keys = {reinterpret_cast<const int64_t*>(keys->data()), part.count}};
@@ -210,13 +200,9 @@ Result<PullPart> Session::check_pull(const FrameView& frame, const Part& part) c
 // Answers in frames of about kReplyBytes, and stops where the sink has no room: the next call goes on
 // with the row where this one stopped.
 Session::Outcome Session::pull(const FrameView& frame, ReplySink& sink) {
-  if (!frame.parts.empty() && frame.parts[0].values_segment != 0) {
-    return pull_into_segments(frame, sink);
-  }
+  if (!frame.parts.empty() && frame.parts[0].values_segment != 0) return pull_into_segments(frame, sink);
   do {
-    if (!sink.room()) {
-      return Outcome::later;
-    }
+    if (!sink.room()) return Outcome::later;
     const Result<std::vector<PullPiece>> pieces = next_pieces(frame);
     if (!pieces.ok()) {
       progress_ = {};
@@ -238,13 +224,9 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
   while (progress_.part < frame.parts.size() && body < kReplyBytes) {
     const Part& part = frame.parts[progress_.part];
     const TableSpec* spec = tables.find(part.table);
-    if (spec == nullptr) {
-      return not_declared(part.table);
-    }
+    if (spec == nullptr) return not_declared(part.table);
     Result<PullPart> request = check_pull(frame, part);
-    if (!request.ok()) {
-      return request.status();
-    }
+    if (!request.ok()) return request.status();
     if (part.keys_segment != 0) {
       return Status{Code::refused, "keys in shared memory go with rows in shared memory"};
     }
@@ -254,9 +236,7 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
     const size_t rows = std::min(request->keys.size() - progress_.row, room);
     request->keys = request->keys.subspan(progress_.row, rows);
     const std::optional<size_t> exact = reply_bytes(*spec, request->keys, codec);
-    if (!exact) {
-      return Status{Code::refused, describe(*spec) + " has no such piece"};
-    }
+    if (!exact) return Status{Code::refused, describe(*spec) + " has no such piece"};
     // Offsets count in fours, and rows of an odd dim in 16 bits need not end on one.
     const size_t bytes = (*exact + 3) / 4 * 4;
     pieces.push_back({&part, *request, progress_.first + progress_.row, bytes});

@@ -16,18 +16,10 @@ Dedupe::Answer Dedupe::check(const PushIdentity& push) const {
   // A record of an older incarnation says nothing about the seqs of this one.
   const Record* record = known && push.incarnation == it->second.incarnation ? &it->second : nullptr;
   const uint64_t low = std::max(push.low, record != nullptr ? record->low : 0);
-  if (push.seq >= low + kOpenPushesMax) {
-    return {Verdict::outside_window, 0};
-  }
-  if (SHOAL_MUTANT(dedupe_off)) {
-    return {Verdict::fresh, 0};
-  }
-  if (record == nullptr) {
-    return {Verdict::fresh, 0};
-  }
-  if (push.seq < record->low && !SHOAL_MUTANT(forget_below_low)) {
-    return {Verdict::duplicate, 0};
-  }
+  if (push.seq >= low + kOpenPushesMax) return {Verdict::outside_window, 0};
+  if (SHOAL_MUTANT(dedupe_off)) return {Verdict::fresh, 0};
+  if (record == nullptr) return {Verdict::fresh, 0};
+  if (push.seq < record->low && !SHOAL_MUTANT(forget_below_low)) return {Verdict::duplicate, 0};
   for (const Applied& applied : record->applied) {
     if (applied.seq == push.seq || (applied.seq > push.seq && SHOAL_MUTANT(newest_only))) {
       return {Verdict::duplicate, applied.version};

@@ -29,14 +29,10 @@ const DensePieces::Piece* DensePieces::find(int64_t piece) const {
 
 DensePieces::Piece* DensePieces::find_or_make(int64_t piece) {
   assert(valid(piece));
-  if (const auto it = pieces_.find(piece); it != pieces_.end()) {
-    return &it->second;
-  }
+  if (const auto it = pieces_.find(piece); it != pieces_.end()) return &it->second;
   const uint32_t floats = spec_->floats(piece);
   Piece fresh;
-  if (!fresh.memory.reserve(size_t{4} * (floats + state_floats(spec_->optimizer, floats)))) {
-    return nullptr;
-  }
+  if (!fresh.memory.reserve(size_t{4} * (floats + state_floats(spec_->optimizer, floats)))) return nullptr;
   init_row(spec_->init, piece, fresh.value(), floats);
   init_state(spec_->optimizer, fresh.value() + floats, floats);
   return &pieces_.emplace(piece, std::move(fresh)).first->second;
@@ -60,9 +56,7 @@ void DensePieces::pull(int64_t piece, Codec codec, std::byte* out) const {
 
 bool DensePieces::push(int64_t piece, Codec codec, const std::byte* grad, float lr, uint64_t version) {
   Piece* found = find_or_make(piece);
-  if (found == nullptr) {
-    return false;
-  }
+  if (found == nullptr) return false;
   const uint32_t floats = spec_->floats(piece);
   const float* plain = reinterpret_cast<const float*>(grad);
   if (codec != Codec::fp32) {
@@ -80,9 +74,7 @@ bool DensePieces::push(int64_t piece, Codec codec, const std::byte* grad, float 
 
 bool DensePieces::assign(int64_t piece, const std::byte* value, uint64_t version) {
   Piece* found = find_or_make(piece);
-  if (found == nullptr) {
-    return false;
-  }
+  if (found == nullptr) return false;
   std::memcpy(found->value(), value, size_t{4} * spec_->floats(piece));
   found->version = version;
   return true;

@@ -31,13 +31,9 @@ uint32_t Index::Buckets::find(int64_t key, uint64_t hash) const {
   for (uint32_t i = home(hash); i < total; ++i) {
     const Bucket& bucket = *at(i);
     for (uint32_t j = 0; j < bucket.count; ++j) {
-      if (bucket.keys[j] == key) {
-        return bucket.slots[j];
-      }
+      if (bucket.keys[j] == key) return bucket.slots[j];
     }
-    if (bucket.count < kPerBucket) {
-      return kAbsent;
-    }
+    if (bucket.count < kPerBucket) return kAbsent;
   }
   return kAbsent;
 }
@@ -56,13 +52,9 @@ bool Index::Buckets::put(int64_t key, uint64_t hash, uint32_t slot) {
 }
 
 uint32_t Index::find(int64_t key, uint64_t hash) const {
-  if (now_.homes == 0) {
-    return kAbsent;
-  }
+  if (now_.homes == 0) return kAbsent;
   const uint32_t slot = now_.find(key, hash);
-  if (slot != kAbsent || old_.homes == 0) {
-    return slot;
-  }
+  if (slot != kAbsent || old_.homes == 0) return slot;
   return old_.find(key, hash);
 }
 
@@ -73,17 +65,11 @@ void Index::prefetch(uint64_t hash) const {
 }
 
 bool Index::insert(int64_t key, uint64_t hash, uint32_t slot) {
-  if (size_ >= limit_ && !grow()) {
-    return false;
-  }
-  if (old_.homes != 0 && !move_some(kMovedPerInsert)) {
-    return false;
-  }
+  if (size_ >= limit_ && !grow()) return false;
+  if (old_.homes != 0 && !move_some(kMovedPerInsert)) return false;
   // A rebuild makes room for what is there, and for this key perhaps only the next one does.
   while (!now_.put(key, hash, slot)) {
-    if (!rebuild()) {
-      return false;
-    }
+    if (!rebuild()) return false;
   }
   ++size_;
   return true;
@@ -96,9 +82,7 @@ bool Index::rebuild() {
   for (int attempt = 0; attempt < 6; ++attempt) {
     homes = homes * 3 / 2 + 1;
     Buckets bigger;
-    if (homes > kHomesMax || !bigger.make(static_cast<uint32_t>(homes))) {
-      return false;
-    }
+    if (homes > kHomesMax || !bigger.make(static_cast<uint32_t>(homes))) return false;
     const auto copy = [&bigger](const Buckets& from, uint32_t first) {
       for (uint32_t i = first; i < from.total; ++i) {
         const Bucket& bucket = *from.at(i);
@@ -124,14 +108,10 @@ bool Index::rebuild() {
 
 bool Index::grow() {
   // Rare: the old array must be empty before there can be another one.
-  if (old_.homes != 0 && !move_some(old_.total)) {
-    return false;
-  }
+  if (old_.homes != 0 && !move_some(old_.total)) return false;
   Buckets bigger;
   const uint64_t homes = std::max<uint64_t>(kHomesMin, uint64_t{now_.homes} * 3 / 2 + 1);
-  if (homes > kHomesMax || !bigger.make(static_cast<uint32_t>(homes))) {
-    return false;
-  }
+  if (homes > kHomesMax || !bigger.make(static_cast<uint32_t>(homes))) return false;
   old_ = std::move(now_);
   now_ = std::move(bigger);
   old_next_ = 0;
@@ -151,9 +131,7 @@ bool Index::move_some(uint32_t buckets) {
     for (uint32_t j = 0; j < bucket.count; ++j) {
       const uint64_t hash = mix64(static_cast<uint64_t>(bucket.keys[j]));
       // A half-moved bucket is fine: what is in now_ already is skipped by the copy of `rebuild`.
-      if (!now_.put(bucket.keys[j], hash, bucket.slots[j])) {
-        return rebuild();
-      }
+      if (!now_.put(bucket.keys[j], hash, bucket.slots[j])) return rebuild();
     }
   }
   if (old_next_ == old_.total) {
@@ -164,9 +142,7 @@ bool Index::move_some(uint32_t buckets) {
 
 void Index::Buckets::collect(uint64_t low, uint64_t high,
                              std::vector<std::pair<int64_t, uint32_t>>& out) const {
-  if (homes == 0) {
-    return;
-  }
+  if (homes == 0) return;
   const uint32_t last_home = home(high - 1);
   for (uint32_t i = home(low); i < total; ++i) {
     const Bucket& bucket = *at(i);
@@ -176,18 +152,14 @@ void Index::Buckets::collect(uint64_t low, uint64_t high,
         out.emplace_back(bucket.keys[j], bucket.slots[j]);
       }
     }
-    if (i >= last_home && bucket.count < kPerBucket) {
-      return;
-    }
+    if (i >= last_home && bucket.count < kPerBucket) return;
   }
 }
 
 std::optional<uint64_t> Index::scan(uint64_t cursor, size_t limit,
                                     std::vector<std::pair<int64_t, uint32_t>>& out) const {
   constexpr uint64_t kEnd = uint64_t{1} << 32;
-  if (size_ == 0 || cursor >= kEnd) {
-    return std::nullopt;
-  }
+  if (size_ == 0 || cursor >= kEnd) return std::nullopt;
   // Hashes are uniform: this span holds about `limit` keys.
   const uint64_t span = std::max<uint64_t>(1, kEnd / size_ * std::max<size_t>(1, limit));
   const uint64_t high = std::min(kEnd, cursor + std::min(span, kEnd));
@@ -199,9 +171,7 @@ std::optional<uint64_t> Index::scan(uint64_t cursor, size_t limit,
     return now_.find(entry.first, mix64(static_cast<uint64_t>(entry.first))) != kAbsent;
   };
   out.erase(std::remove_if(out.begin() + static_cast<ptrdiff_t>(seen), out.end(), moved), out.end());
-  if (high >= kEnd) {
-    return std::nullopt;
-  }
+  if (high >= kEnd) return std::nullopt;
   return high;
 }
 

@@ -20,9 +20,7 @@ std::optional<size_t> bytes_of(const std::variant<TableRows, DensePieces>& rows,
   const auto& pieces = std::get<DensePieces>(rows);
   size_t bytes = 0;
   for (const int64_t key : keys) {
-    if (!pieces.valid(key)) {
-      return std::nullopt;
-    }
+    if (!pieces.valid(key)) return std::nullopt;
     bytes += encoded_bytes(codec, pieces.spec().floats(key));
   }
   return (bytes + 3) / 4 * 4;  // as the wire counts them
@@ -71,21 +69,15 @@ Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
 }
 
 Status Shard::check_term(uint32_t term) const {
-  if (term == term_) {
-    return {};
-  }
+  if (term == term_) return {};
   return {Code::unavailable, "shard " + std::to_string(number_) + " is at term " + std::to_string(term_) +
                                  ", the request names term " + std::to_string(term)};
 }
 
 Status Shard::check(const PushPart& part) {
   const Entry* entry = find(part.table);
-  if (entry == nullptr) {
-    return unknown(part.table);
-  }
-  if (Status status = check_term(part.term); !status.ok()) {
-    return status;
-  }
+  if (entry == nullptr) return unknown(part.table);
+  if (Status status = check_term(part.term); !status.ok()) return status;
   const std::optional<size_t> bytes = bytes_of(entry->rows, part.keys, part.codec);
   if (!bytes || *bytes != part.values.size()) {
     return {Code::refused, describe(spec_of(entry->rows)) + ": " + std::to_string(part.keys.size()) +
@@ -108,9 +100,7 @@ Status Shard::check(const PushPart& part) {
 // part of a push need not be prepared where its table does the same by itself.
 bool Shard::prepare(const PushPart& part, bool only_part) {
   Entry& entry = *find(part.table);
-  if (auto* table = std::get_if<TableRows>(&entry.rows)) {
-    return only_part || table->prepare(part.keys);
-  }
+  if (auto* table = std::get_if<TableRows>(&entry.rows)) return only_part || table->prepare(part.keys);
   auto& pieces = std::get<DensePieces>(entry.rows);
   return std::all_of(part.keys.begin(), part.keys.end(), [&](int64_t key) {
     return part.mode == PushMode::init_once ? true : pieces.prepare(key);
@@ -132,9 +122,7 @@ bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
     const bool done = part.mode == PushMode::update   ? pieces.push(key, part.codec, values, lr, version)
                       : part.mode == PushMode::assign ? pieces.assign(key, values, version)
                                                       : pieces.init_once(key, values, version);
-    if (!done) {
-      return false;
-    }
+    if (!done) return false;
     values += encoded_bytes(part.codec, pieces.spec().floats(key));
   }
   return true;
@@ -164,9 +152,7 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
     }
   }
   for (const PushPart& part : parts) {
-    if (ack.status = check(part); !ack.status.ok()) {
-      return ack;
-    }
+    if (ack.status = check(part); !ack.status.ok()) return ack;
   }
   for (const PushPart& part : parts) {
     if (!prepare(part, parts.size() == 1)) {
@@ -196,9 +182,7 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
     ack.status = unknown(part.table);
     return ack;
   }
-  if (ack.status = check_term(part.term); !ack.status.ok()) {
-    return ack;
-  }
+  if (ack.status = check_term(part.term); !ack.status.ok()) return ack;
   ++entry->pulls;
   if (auto* table = std::get_if<TableRows>(&entry->rows)) {
     if (!table->pull(part.keys, target)) {
@@ -225,21 +209,15 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
 Result<ScanPage> Shard::scan(uint32_t table, uint64_t cursor, size_t rows_max) {
   const std::lock_guard lock(mutex_);
   Entry* entry = find(table);
-  if (entry == nullptr) {
-    return unknown(table);
-  }
-  if (auto* rows = std::get_if<TableRows>(&entry->rows)) {
-    return rows->scan(cursor, rows_max);
-  }
+  if (entry == nullptr) return unknown(table);
+  if (auto* rows = std::get_if<TableRows>(&entry->rows)) return rows->scan(cursor, rows_max);
   return Status{Code::refused, "a dense tensor has no rows to scan; pull it"};
 }
 
 Result<TableFigures> Shard::figures(uint32_t table) {
   const std::lock_guard lock(mutex_);
   const Entry* entry = find(table);
-  if (entry == nullptr) {
-    return unknown(table);
-  }
+  if (entry == nullptr) return unknown(table);
   TableFigures figures;
   figures.pushes = entry->pushes;
   figures.pulls = entry->pulls;

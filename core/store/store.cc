@@ -11,12 +11,8 @@ uint32_t shard_of_key(const TableSpec& spec, int64_t key, uint32_t shards) {
     return static_cast<uint32_t>((first + static_cast<uint64_t>(key)) % shards);
   }
   if (spec.range_low < spec.range_high) {
-    if (key < spec.range_low) {
-      return 0;
-    }
-    if (key >= spec.range_high) {
-      return shards - 1;
-    }
+    if (key < spec.range_low) return 0;
+    if (key >= spec.range_high) return shards - 1;
     const auto width = static_cast<uint64_t>(spec.range_high) - static_cast<uint64_t>(spec.range_low);
     const auto offset = static_cast<uint64_t>(key) - static_cast<uint64_t>(spec.range_low);
     __extension__ using uint128 = unsigned __int128;
@@ -34,9 +30,7 @@ Store::Store(uint32_t shards) {
 }
 
 Status Store::declare(TableSpec spec) {
-  if (Status status = check_table(spec); !status.ok()) {
-    return status;
-  }
+  if (Status status = check_table(spec); !status.ok()) return status;
   spec.init.salt = mix64(spec.seed ^ hash_name(spec.name));
   const auto shared = std::make_shared<const TableSpec>(std::move(spec));
   const std::unique_lock lock(mutex_);
@@ -52,9 +46,7 @@ Status Store::declare(TableSpec spec) {
     known = shared;
   }
   for (const auto& shard : shards_) {
-    if (Status status = shard->declare(shared); !status.ok()) {
-      return status;
-    }
+    if (Status status = shard->declare(shared); !status.ok()) return status;
   }
   return {};
 }

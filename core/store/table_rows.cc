@@ -19,9 +19,7 @@ constexpr size_t kScratchKept = 1 << 20;
 
 // A row begins on a cache line, or (below 64 bytes) never straddles one.
 size_t stride_of(size_t bytes) {
-  if (bytes >= 64) {
-    return (bytes + 63) / 64 * 64;
-  }
+  if (bytes >= 64) return (bytes + 63) / 64 * 64;
   size_t stride = 4;
   while (stride < bytes) {
     stride *= 2;
@@ -34,9 +32,7 @@ size_t grown(size_t capacity, size_t needed) { return std::max(needed, capacity 
 uint64_t hash_of(int64_t key) { return mix64(static_cast<uint64_t>(key)); }
 
 void prefetch_row(const float* row, size_t bytes) {
-  if (row == nullptr) {
-    return;
-  }
+  if (row == nullptr) return;
   const auto* first = reinterpret_cast<const std::byte*>(row);
   for (size_t at = 0; at < std::min<size_t>(bytes, 512); at += 64) {
     __builtin_prefetch(first + at);
@@ -74,17 +70,13 @@ bool TableRows::pull(std::span<const int64_t> keys, const PullTarget& target) co
       rows[i % kRing] = slot == Index::kAbsent ? nullptr : row(slot);
       prefetch_row(rows[i % kRing], 4 * dim_);
     }
-    if (step < 2 * kAhead) {
-      continue;
-    }
+    if (step < 2 * kAhead) continue;
     const size_t i = step - 2 * kAhead;
     uint32_t position = static_cast<uint32_t>(i);
     if (target.positions != nullptr) {
       // Read once: the array may lie in memory that a peer can still write to.
       position = *static_cast<const volatile uint32_t*>(target.positions + i);
-      if (position >= target.positions_end) {
-        return false;
-      }
+      if (position >= target.positions_end) return false;
     }
     const float* source = rows[i % kRing];
     if (source == nullptr) {
@@ -107,9 +99,7 @@ bool TableRows::pull(std::span<const int64_t> keys, const PullTarget& target) co
 
 bool TableRows::birth(int64_t key, uint64_t hash, uint32_t& slot) {
   const size_t next = index_.size();
-  if (next >= Index::kAbsent) {
-    return false;
-  }
+  if (next >= Index::kAbsent) return false;
   if ((next + 1) * stride_ > rows_.capacity() &&
       !rows_.reserve(grown(rows_.capacity(), (next + 1) * stride_))) {
     return false;
@@ -119,9 +109,7 @@ bool TableRows::birth(int64_t key, uint64_t hash, uint32_t& slot) {
     return false;
   }
   slot = static_cast<uint32_t>(next);
-  if (!index_.insert(key, hash, slot)) {
-    return false;
-  }
+  if (!index_.insert(key, hash, slot)) return false;
   init_row(spec_->init, key, row(slot), dim_);
   init_state(spec_->optimizer, row(slot) + dim_, dim_);
   meta(slot) = Meta{};
@@ -146,9 +134,7 @@ bool TableRows::resolve(std::span<const int64_t> keys) {
       const int64_t key = block[i];
       uint32_t& slot = slots_[first + i];
       slot = index_.find(key, hashes[i]);
-      if (slot == Index::kAbsent && !birth(key, hashes[i], slot)) {
-        return false;
-      }
+      if (slot == Index::kAbsent && !birth(key, hashes[i], slot)) return false;
     }
   }
   return true;
@@ -164,9 +150,7 @@ void TableRows::touch(uint32_t slot, uint64_t version, uint64_t step) {
 bool TableRows::push(std::span<const int64_t> keys, Codec codec, const std::byte* grads, float lr,
                      uint64_t version, uint64_t step) {
   // Births first: they may run out of memory, and a push is applied wholly or not at all.
-  if (!resolve(keys)) {
-    return false;
-  }
+  if (!resolve(keys)) return false;
   const size_t grad_bytes = encoded_bytes(codec, dim_);
   const size_t batch = std::clamp<size_t>(kBatchFloats / dim_, 1, kBatch);
   if (codec != Codec::fp32 && decoded_.size() < batch * dim_) {
@@ -198,9 +182,7 @@ bool TableRows::push(std::span<const int64_t> keys, Codec codec, const std::byte
 
 bool TableRows::assign(std::span<const int64_t> keys, const std::byte* values, uint64_t version,
                        uint64_t step) {
-  if (!resolve(keys)) {
-    return false;
-  }
+  if (!resolve(keys)) return false;
   const size_t bytes = size_t{4} * dim_;
   for (size_t i = 0; i < keys.size(); ++i) {
     std::memcpy(row(slots_[i]), values + i * bytes, bytes);

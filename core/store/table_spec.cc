@@ -35,9 +35,7 @@ static_assert(std::endian::native == std::endian::little);
 }  // namespace
 
 uint32_t TableSpec::floats(int64_t key) const {
-  if (!dense) {
-    return static_cast<uint32_t>(dim);
-  }
+  if (!dense) return static_cast<uint32_t>(dim);
   const uint64_t first = static_cast<uint64_t>(key) * kPieceFloats;
   return static_cast<uint32_t>(std::min<uint64_t>(kPieceFloats, dim - first));
 }
@@ -111,9 +109,7 @@ std::vector<std::byte> encode_table(const TableSpec& spec) {
 
 Result<TableSpec> decode_table(std::span<const std::byte> bytes) {
   Packed packed;
-  if (bytes.size() < sizeof packed) {
-    return Status{Code::refused, "a table's description is cut short"};
-  }
+  if (bytes.size() < sizeof packed) return Status{Code::refused, "a table's description is cut short"};
   std::memcpy(&packed, bytes.data(), sizeof packed);
   if (packed.name_bytes != bytes.size() - sizeof packed || packed.name_bytes > kNameMax) {
     return Status{Code::refused, "a table's description has a name of the wrong length"};
@@ -149,9 +145,7 @@ Result<TableSpec> decode_table(std::span<const std::byte> bytes) {
   spec.init.a = packed.init_a;
   spec.init.b = packed.init_b;
   spec.init.salt = mix64(spec.seed ^ hash_name(spec.name));
-  if (Status status = check_table(spec); !status.ok()) {
-    return status;
-  }
+  if (Status status = check_table(spec); !status.ok()) return status;
   return spec;
 }
 

@@ -45,9 +45,7 @@ std::vector<std::byte> encode_head(const Header& header, std::span<const Part> p
 std::optional<std::span<const std::byte>> array_in(std::span<const std::byte> memory, uint32_t at,
                                                    size_t bytes) {
   const size_t offset = size_t{at} * 4;
-  if (offset > memory.size() || bytes > memory.size() - offset) {
-    return std::nullopt;
-  }
+  if (offset > memory.size() || bytes > memory.size() - offset) return std::nullopt;
   return memory.subspan(offset, bytes);
 }
 
@@ -58,9 +56,7 @@ bool FrameReader::make_room(size_t bytes) {
   if (capacity_ < bytes || (capacity_ > kBufferKept && bytes <= kBufferKept / 2)) {
     const size_t size = (std::max(bytes, kReadAhead) + 63) / 64 * 64;
     std::unique_ptr<std::byte[], Free> fresh(static_cast<std::byte*>(std::aligned_alloc(64, size)));
-    if (fresh == nullptr) {
-      return false;
-    }
+    if (fresh == nullptr) return false;
     if (held > 0) {
       std::memcpy(fresh.get(), buffer_.get() + begin_, held);
     }
@@ -77,9 +73,7 @@ bool FrameReader::make_room(size_t bytes) {
 std::span<std::byte> FrameReader::want() {
   // Frames begin at the start of the buffer, so that their arrays are aligned; what is read ahead of
   // a frame is at most kReadAhead, so moving it there is cheap.
-  if (!make_room(std::max(needed_, kReadAhead))) {
-    return {};
-  }
+  if (!make_room(std::max(needed_, kReadAhead))) return {};
   const size_t end = std::max(needed_, kReadAhead);
   return {buffer_.get() + end_, end - end_};
 }
@@ -90,9 +84,7 @@ void FrameReader::commit(size_t bytes) {
 }
 
 Status FrameReader::check_header(const Header& header) const {
-  if (header.magic != kMagic) {
-    return {Code::refused, "these bytes are not a Shoal frame"};
-  }
+  if (header.magic != kMagic) return {Code::refused, "these bytes are not a Shoal frame"};
   if (header.version != kWireVersion) {
     return {Code::refused, "wire version " + std::to_string(header.version) + " is not spoken here, only " +
                                std::to_string(kWireVersion)};
@@ -113,14 +105,10 @@ Status FrameReader::check_header(const Header& header) const {
 Result<std::optional<FrameView>> FrameReader::next() {
   needed_ = 0;
   const size_t held = end_ - begin_;
-  if (held < sizeof(Header)) {
-    return std::optional<FrameView>();
-  }
+  if (held < sizeof(Header)) return std::optional<FrameView>();
   Header header;
   std::memcpy(&header, buffer_.get() + begin_, sizeof header);
-  if (Status status = check_header(header); !status.ok()) {
-    return status;
-  }
+  if (Status status = check_header(header); !status.ok()) return status;
   const size_t head = sizeof(Header) + size_t{header.part_count} * sizeof(Part);
   if (held < head) {
     needed_ = head;
@@ -136,9 +124,7 @@ Result<std::optional<FrameView>> FrameReader::next() {
     return Status{Code::refused, "a frame's checksum is wrong"};
   }
   needed_ = head + header.body_bytes;
-  if (held < needed_) {
-    return std::optional<FrameView>();
-  }
+  if (held < needed_) return std::optional<FrameView>();
   FrameView view{header, part_span, {buffer_.get() + begin_ + head, header.body_bytes}};
   begin_ += needed_;
   needed_ = 0;
