@@ -25,21 +25,14 @@ constexpr bool kMovesPages = false;
 constexpr bool kMovesPages = true;
 #endif
 
-size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
-
-void* map_anonymous(size_t bytes, int protection) {
-  return mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-}
-
 // Address space for `bytes` that begins on a huge page, not yet usable; null when there is none.
 std::byte* reserve_aligned(size_t bytes) {
-  void* wide = map_anonymous(bytes + kHugePage, PROT_NONE);
+  void* wide =
+      mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (wide == MAP_FAILED) return nullptr;
   auto* begin = static_cast<std::byte*>(wide);
   auto* aligned = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(begin), kHugePage));
-  if (aligned != begin) {
-    munmap(begin, static_cast<size_t>(aligned - begin));
-  }
+  if (aligned != begin) munmap(begin, static_cast<size_t>(aligned - begin));
   const size_t behind = kHugePage - static_cast<size_t>(aligned - begin);
   munmap(aligned + bytes, behind);
   return aligned;
@@ -47,19 +40,12 @@ std::byte* reserve_aligned(size_t bytes) {
 
 }  // namespace
 
-GrowArray::~GrowArray() { reset(); }
-
-GrowArray::GrowArray(GrowArray&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      capacity_(std::exchange(other.capacity_, 0)),
-      mapped_(other.mapped_) {}
-
 GrowArray& GrowArray::operator=(GrowArray&& other) noexcept {
   if (this != &other) {
     reset();
     data_ = std::exchange(other.data_, nullptr);
     capacity_ = std::exchange(other.capacity_, 0);
-    mapped_ = other.mapped_;
+    mapped_ = std::exchange(other.mapped_, false);
   }
   return *this;
 }
@@ -73,11 +59,12 @@ void GrowArray::reset() {
   }
   data_ = nullptr;
   capacity_ = 0;
+  mapped_ = false;
 }
 
 bool GrowArray::reserve(size_t bytes) {
   if (bytes <= capacity_) return true;
-  return bytes < kMappedMin ? grow_heap(bytes) : bytes < kHugeMin ? grow_mapped(bytes) : grow_huge(bytes);
+  return bytes < kMappedMin ? grow_heap(bytes) : grow_mapped(bytes);
 }
 
 bool GrowArray::grow_heap(size_t bytes) {
@@ -89,49 +76,30 @@ bool GrowArray::grow_heap(size_t bytes) {
   return true;
 }
 
+// Begins on a huge page and stays so when it moves: the kernel then moves whole huge pages. Where an
+// array first gets huge pages its content is copied once, since its pages so far are small ones.
 bool GrowArray::grow_mapped(size_t bytes) {
-  const size_t size = round_up(bytes, kPage);
-  if (!mapped_ || !kMovesPages) {
-    void* fresh = map_anonymous(size, PROT_READ | PROT_WRITE);
-    if (fresh == MAP_FAILED) return false;
-    move_to(static_cast<std::byte*>(fresh), size, true);
-    return true;
-  }
-  void* moved = mremap(data_, capacity_, size, MREMAP_MAYMOVE);
-  if (moved == MAP_FAILED) return false;
-  data_ = static_cast<std::byte*>(moved);
-  capacity_ = size;
-  return true;
-}
-
-// Begins on a huge page and stays so when it moves: the kernel then moves whole huge pages. The content
-// of a smaller array is copied once, since its pages are small ones.
-bool GrowArray::grow_huge(size_t bytes) {
-  const size_t size = round_up(bytes, kHugePage);
+  const bool huge = bytes >= kHugeMin;
+  const size_t size = round_up(bytes, huge ? kHugePage : kPage);
   std::byte* place = reserve_aligned(size);
   if (place == nullptr) return false;
-  if (mapped_ && capacity_ >= kHugeMin && kMovesPages) {
-    if (mremap(data_, capacity_, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) {
-      munmap(place, size);
-      return false;
+  if (mapped_ && kMovesPages && huge == (capacity_ >= kHugeMin)) {
+    if (mremap(data_, capacity_, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) != MAP_FAILED) {
+      data_ = place;
+      capacity_ = size;
+      return true;
     }
-    data_ = place;
-    capacity_ = size;
+  } else if (mprotect(place, size, PROT_READ | PROT_WRITE) == 0) {
+    if (huge) madvise(place, size, MADV_HUGEPAGE);  // a wish: without huge pages everything works, slower
+    move_to(place, size, true);
     return true;
   }
-  if (mprotect(place, size, PROT_READ | PROT_WRITE) != 0) {
-    munmap(place, size);
-    return false;
-  }
-  madvise(place, size, MADV_HUGEPAGE);  // a wish: without huge pages everything works, slower
-  move_to(place, size, true);
-  return true;
+  munmap(place, size);
+  return false;
 }
 
 void GrowArray::move_to(std::byte* place, size_t size, bool mapped) {
-  if (capacity_ > 0) {
-    std::memcpy(place, data_, capacity_);
-  }
+  if (capacity_ > 0) std::memcpy(place, data_, capacity_);
   reset();
   data_ = place;
   capacity_ = size;

@@ -6,17 +6,18 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 
 namespace shoal {
+
+constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 class GrowArray {
  public:
   GrowArray() = default;
-  ~GrowArray();
-  GrowArray(GrowArray&& other) noexcept;
+  ~GrowArray() { reset(); }
+  GrowArray(GrowArray&& other) noexcept { *this = std::move(other); }
   GrowArray& operator=(GrowArray&& other) noexcept;
-  GrowArray(const GrowArray&) = delete;
-  GrowArray& operator=(const GrowArray&) = delete;
 
   std::byte* data() { return data_; }
   const std::byte* data() const { return data_; }
@@ -30,7 +31,6 @@ class GrowArray {
  private:
   bool grow_heap(size_t bytes);
   bool grow_mapped(size_t bytes);
-  bool grow_huge(size_t bytes);
   void move_to(std::byte* place, size_t size, bool mapped);
 
   std::byte* data_ = nullptr;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/copy.h"
 #include "base/hash.h"
 #include "store/store.h"
 
@@ -16,14 +17,6 @@ constexpr size_t kAhead = 16;  // rows asked for before they are read
 void add_row(float* sum, const float* row, uint32_t dim) {
   for (uint32_t i = 0; i < dim; ++i) {
     sum[i] += row[i];
-  }
-}
-
-void prefetch_row(const float* row, uint32_t dim) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(row);
-  const size_t size = std::min<size_t>(size_t{4} * dim, 512);
-  for (size_t at = 0; at < size; at += 64) {
-    __builtin_prefetch(bytes + at);
   }
 }
 
@@ -89,7 +82,7 @@ uint32_t Merger::merge(std::span<const int64_t> keys, const uint32_t* positions,
                        uint32_t dim, int64_t* keys_out, float* sums_out) {
   const auto row = [&](size_t i) {
     if (i + kAhead < keys.size()) {
-      prefetch_row(rows + size_t{positions[i + kAhead]} * dim, dim);
+      prefetch_row(rows + size_t{positions[i + kAhead]} * dim, size_t{4} * dim);
     }
     return rows + size_t{positions[i]} * dim;
   };

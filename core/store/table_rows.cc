@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cassert>
 #include <cstdint>
 #include <cstring>
@@ -19,25 +20,12 @@ constexpr size_t kScratchKept = 1 << 20;
 
 // A row begins on a cache line, or (below 64 bytes) never straddles one.
 size_t stride_of(size_t bytes) {
-  if (bytes >= 64) return (bytes + 63) / 64 * 64;
-  size_t stride = 4;
-  while (stride < bytes) {
-    stride *= 2;
-  }
-  return stride;
+  return bytes >= 64 ? round_up(bytes, 64) : std::bit_ceil(std::max<size_t>(bytes, 4));
 }
 
 size_t grown(size_t capacity, size_t needed) { return std::max(needed, capacity + capacity / 4); }
 
 uint64_t hash_of(int64_t key) { return mix64(static_cast<uint64_t>(key)); }
-
-void prefetch_row(const float* row, size_t bytes) {
-  if (row == nullptr) return;
-  const auto* first = reinterpret_cast<const std::byte*>(row);
-  for (size_t at = 0; at < std::min<size_t>(bytes, 512); at += 64) {
-    __builtin_prefetch(first + at);
-  }
-}
 
 }  // namespace
 
@@ -68,7 +56,7 @@ bool TableRows::pull(std::span<const int64_t> keys, const PullTarget& target) co
     if (const size_t i = step - kAhead; step >= kAhead && i < keys.size()) {
       const uint32_t slot = index_.find(keys[i], hashes[i % kRing]);
       rows[i % kRing] = slot == Index::kAbsent ? nullptr : row(slot);
-      prefetch_row(rows[i % kRing], 4 * dim_);
+      prefetch_row(rows[i % kRing], slot == Index::kAbsent ? 0 : 4 * dim_);
     }
     if (step < 2 * kAhead) continue;
     const size_t i = step - 2 * kAhead;

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <string>
 
 #include "base/cpu_clones.h"
 #include "base/hash.h"
+#include "base/number_text.h"
 
 namespace shoal {
 namespace {
@@ -109,14 +109,8 @@ float below(float x) {
   return std::bit_cast<float>(x > 0.0f ? bits - 1 : bits + 1);
 }
 
-std::string text(float value) {
-  char buffer[32];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value);
-  return std::string(buffer, end.ptr);
-}
-
 Status refuse(const std::string& what, float seen, const std::string& allowed) {
-  return Status(Code::bad_input, "init " + what + " is " + text(seen) + "; allowed: " + allowed);
+  return Status(Code::bad_input, "init " + what + " is " + number_text(seen) + "; allowed: " + allowed);
 }
 
 Status check_finite(const std::string& what, float value) {
@@ -130,7 +124,7 @@ Status check_pair(const std::string& first, const std::string& second, const Ini
 
 Status check_uniform(const InitSpec& spec) {
   if (Status status = check_pair("uniform: low", "uniform: high", spec); !status.ok()) return status;
-  if (spec.b < spec.a) return refuse("uniform: high", spec.b, "low (" + text(spec.a) + ") or more");
+  if (spec.b < spec.a) return refuse("uniform: high", spec.b, "low (" + number_text(spec.a) + ") or more");
   return check_finite("uniform: high - low", spec.b - spec.a);
 }
 

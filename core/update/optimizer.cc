@@ -2,10 +2,10 @@
 
 #include <array>
 #include <cassert>
-#include <charconv>
 #include <cmath>
 #include <initializer_list>
 
+#include "base/number_text.h"
 #include "update/row_kernel.h"
 
 namespace shoal {
@@ -62,13 +62,6 @@ constexpr std::array<Field, 10> fields = {{
     {"beta", &OptimizerSpec::beta, bits({ftrl})},
 }};
 
-template <typename Float>
-std::string text(Float value) {
-  char buffer[32];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value);
-  return std::string(buffer, end.ptr);
-}
-
 Status refuse(const OptimizerSpec& spec, const std::string& field, const std::string& seen,
               const std::string& allowed) {
   return Status(Code::bad_input, std::string("optimizer ") + named(spec.kind).name + ": " + field + " is " +
@@ -79,20 +72,21 @@ Status check_field(const OptimizerSpec& spec, const Field& field) {
   const float value = spec.*field.value;
   if ((field.users & bits({spec.kind})) == 0) {
     if (value == 0.0f) return {};
-    return refuse(spec, field.name, text(value), "0, as this optimizer does not use it");
+    return refuse(spec, field.name, number_text(value), "0, as this optimizer does not use it");
   }
-  if (!std::isfinite(value)) return refuse(spec, field.name, text(value), "a finite number");
+  if (!std::isfinite(value)) return refuse(spec, field.name, number_text(value), "a finite number");
   // torch takes any dampening, also a negative one.
   if (value < 0.0f && field.value != &OptimizerSpec::dampening) {
-    return refuse(spec, field.name, text(value), "0 or more");
+    return refuse(spec, field.name, number_text(value), "0 or more");
   }
   return {};
 }
 
 Status check_beta(const OptimizerSpec& spec, const char* name, double value) {
   const bool used = spec.kind == OptimizerKind::adam || spec.kind == OptimizerKind::adamw;
-  if (!used && value != 0.0) return refuse(spec, name, text(value), "0, as this optimizer does not use it");
-  if (!(value >= 0.0 && value < 1.0)) return refuse(spec, name, text(value), "0 or more and below 1");
+  if (!used && value != 0.0)
+    return refuse(spec, name, number_text(value), "0, as this optimizer does not use it");
+  if (!(value >= 0.0 && value < 1.0)) return refuse(spec, name, number_text(value), "0 or more and below 1");
   return {};
 }
 
@@ -103,7 +97,7 @@ Status check_nesterov(const OptimizerSpec& spec) {
   }
   if (spec.momentum == 0.0f) return refuse(spec, "momentum", "0", "above 0 where nesterov is true");
   if (spec.dampening != 0.0f) {
-    return refuse(spec, "dampening", text(spec.dampening), "0 where nesterov is true");
+    return refuse(spec, "dampening", number_text(spec.dampening), "0 where nesterov is true");
   }
   return {};
 }

@@ -4,7 +4,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/crc32c_table.h"
 #include "check.h"
 
 using namespace shoal;
