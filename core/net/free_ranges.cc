@@ -11,32 +11,16 @@ FreeRanges::FreeRanges(size_t bytes) : bytes_(bytes), ranges_{{0, bytes}}, large
   assert(bytes > 0);
 }
 
-std::optional<size_t> FreeRanges::take_lowest(size_t bytes, size_t alignment) {
+std::optional<size_t> FreeRanges::take(size_t bytes, size_t alignment, bool lowest) {
   assert(bytes > 0 && std::has_single_bit(alignment));
   if (bytes > largest_max_) return std::nullopt;
   size_t largest = 0;
-  for (size_t i = 0; i < ranges_.size(); ++i) {
-    const Range range = ranges_[i];
-    const size_t begin = (range.begin + alignment - 1) & ~(alignment - 1);
-    if (begin < range.end && range.end - begin >= bytes) {
-      cut(i, begin, begin + bytes);
-      return begin;
-    }
-    largest = std::max(largest, range.bytes());
-  }
-  largest_max_ = largest;
-  return std::nullopt;
-}
-
-std::optional<size_t> FreeRanges::take_highest(size_t bytes, size_t alignment) {
-  assert(bytes > 0 && std::has_single_bit(alignment));
-  if (bytes > largest_max_) return std::nullopt;
-  size_t largest = 0;
-  for (size_t i = ranges_.size(); i-- > 0;) {
+  for (size_t n = 0; n < ranges_.size(); ++n) {
+    const size_t i = lowest ? n : ranges_.size() - 1 - n;
     const Range range = ranges_[i];
     if (range.bytes() >= bytes) {
-      const size_t begin = (range.end - bytes) & ~(alignment - 1);
-      if (begin >= range.begin) {
+      const size_t begin = (lowest ? range.begin + alignment - 1 : range.end - bytes) & ~(alignment - 1);
+      if (begin >= range.begin && begin + bytes <= range.end) {
         cut(i, begin, begin + bytes);
         return begin;
       }

@@ -18,8 +18,8 @@ class FreeRanges {
 
   // The lowest (highest) place for `bytes` at a multiple of `alignment`, a power of two; taken from then on.
   // Cost: the ranges passed over on the way, 2 ns each; one comparison when no range is large enough.
-  std::optional<size_t> take_lowest(size_t bytes, size_t alignment);
-  std::optional<size_t> take_highest(size_t bytes, size_t alignment);
+  std::optional<size_t> take_lowest(size_t bytes, size_t alignment) { return take(bytes, alignment, true); }
+  std::optional<size_t> take_highest(size_t bytes, size_t alignment) { return take(bytes, alignment, false); }
 
   // Gives back exactly what one take returned.
   void give(size_t offset, size_t bytes);
@@ -33,6 +33,7 @@ class FreeRanges {
     size_t bytes() const { return end - begin; }
   };
 
+  std::optional<size_t> take(size_t bytes, size_t alignment, bool lowest);
   // Cuts [begin, end) out of the range at `index`.
   void cut(size_t index, size_t begin, size_t end);
 

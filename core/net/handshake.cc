@@ -47,14 +47,4 @@ Digest server_proof(std::span<const std::byte> token, const Digest& nonce_c, con
   return proof(server_label, token, nonce_c, nonce_s, client_id, incarnation);
 }
 
-bool verify_client(const Digest& claimed, std::span<const std::byte> token, const Digest& nonce_c,
-                   const Digest& nonce_s, uint64_t client_id, uint32_t incarnation) {
-  return equal_constant_time(claimed, client_proof(token, nonce_c, nonce_s, client_id, incarnation));
-}
-
-bool verify_server(const Digest& claimed, std::span<const std::byte> token, const Digest& nonce_c,
-                   const Digest& nonce_s, uint64_t client_id, uint32_t incarnation) {
-  return equal_constant_time(claimed, server_proof(token, nonce_c, nonce_s, client_id, incarnation));
-}
-
 }  // namespace shoal

@@ -22,15 +22,10 @@
 
 namespace shoal {
 
+// Never compare proofs with ==: equal_constant_time.
 Digest client_proof(std::span<const std::byte> token, const Digest& nonce_c, const Digest& nonce_s,
                     uint64_t client_id, uint32_t incarnation);
 Digest server_proof(std::span<const std::byte> token, const Digest& nonce_c, const Digest& nonce_s,
                     uint64_t client_id, uint32_t incarnation);
-
-// The checks, in constant time. Never compare proofs with ==.
-bool verify_client(const Digest& claimed, std::span<const std::byte> token, const Digest& nonce_c,
-                   const Digest& nonce_s, uint64_t client_id, uint32_t incarnation);
-bool verify_server(const Digest& claimed, std::span<const std::byte> token, const Digest& nonce_c,
-                   const Digest& nonce_s, uint64_t client_id, uint32_t incarnation);
 
 }  // namespace shoal

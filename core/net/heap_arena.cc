@@ -1,25 +1,21 @@
 // The arena over plain memory. Freed blocks go to a shelf, by size class, and come from there again with
 // their pages in place; when the shelf is full, the class that was asked for longest ago makes room.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
 #include <cassert>
-#include <cstdlib>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/grow_array.h"
 #include "net/shm.h"
 
 namespace shoal {
 namespace {
 
 constexpr size_t line_bytes = 64;
-constexpr size_t map_bytes_min = size_t{1} << 20;  // from here on from the kernel, not from malloc
-constexpr size_t huge_page_bytes = size_t{2} << 20;
 constexpr size_t block_bytes_max = size_t{1} << 46;
 
 // Classes: multiples of 64 up to 512, then eight steps to each doubling, so at most an eighth is unused.
@@ -43,128 +39,68 @@ static_assert(size_class(512).index == 7 && size_class(513).index == 8 && size_c
 static_assert(size_class(1024).index == 15 && size_class(1025).index == 16 && size_class(1025).bytes == 1152);
 static_assert(size_class(block_bytes_max).index < class_count);
 
-// Aligned to 2 MiB, so that the kernel can use huge pages from the first byte on.
-std::byte* map_aligned(size_t bytes) {
-  assert(bytes % (map_bytes_min / 8) == 0);  // classes this large are whole pages of any size
-  const size_t room = bytes + huge_page_bytes;
-  void* mapped = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) return nullptr;
-  auto* const begin = static_cast<std::byte*>(mapped);
-  const size_t head =
-      (huge_page_bytes - reinterpret_cast<uintptr_t>(begin) % huge_page_bytes) % huge_page_bytes;
-  if (head > 0) {
-    munmap(begin, head);
-  }
-  munmap(begin + head + bytes, room - head - bytes);
-  madvise(begin + head, bytes, MADV_HUGEPAGE);  // a wish; small pages work too
-  return begin + head;
-}
-
-// Owns one piece of memory.
-class Memory {
- public:
-  Memory() = default;
-  static Memory allocate(size_t bytes) {
-    Memory memory;
-    memory.base_ = bytes >= map_bytes_min ? map_aligned(bytes)
-                                          : static_cast<std::byte*>(std::aligned_alloc(line_bytes, bytes));
-    memory.bytes_ = bytes;
-    return memory;
-  }
-  Memory(Memory&& other) noexcept : base_(std::exchange(other.base_, nullptr)), bytes_(other.bytes_) {}
-  Memory& operator=(Memory&& other) noexcept {
-    std::swap(base_, other.base_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~Memory() {
-    if (base_ != nullptr && bytes_ >= map_bytes_min) {
-      munmap(base_, bytes_);
-    } else {
-      std::free(base_);
-    }
-  }
-
-  bool valid() const { return base_ != nullptr; }
-  std::span<std::byte> bytes() const { return {base_, bytes_}; }
-
- private:
-  std::byte* base_ = nullptr;
-  size_t bytes_ = 0;
-};
-
 // The free memory that is kept. Outlives the arena while blocks do, but keeps nothing from then on.
 class Shelf {
  public:
   explicit Shelf(size_t bytes_kept_max) : bytes_kept_max_(bytes_kept_max) {}
 
-  struct Taken {
-    Memory memory;
-    uint64_t generation;
-  };
-
-  Taken take(SizeClass wanted) {
-    std::unique_lock lock(mutex_);
-    Stack& stack = stacks_[wanted.index];
-    stack.last_used = ++uses_;
-    const uint64_t generation = generation_;
-    if (!stack.memory.empty()) {
-      Taken taken{std::move(stack.memory.back()), generation};
-      stack.memory.pop_back();
-      bytes_kept_ -= wanted.bytes;
-      return taken;
+  // Empty when memory is exhausted.
+  GrowArray take(SizeClass wanted) {
+    {
+      const std::lock_guard lock(mutex_);
+      Stack& stack = stacks_[wanted.index];
+      stack.last_used = ++uses_;
+      if (!stack.memory.empty()) return pop(stack, wanted.bytes);
     }
-    lock.unlock();
-    Taken taken{Memory::allocate(wanted.bytes), generation};
-    bytes_mapped_ += taken.memory.valid() ? wanted.bytes : 0;
-    return taken;
+    GrowArray fresh;
+    if (fresh.reserve(wanted.bytes)) bytes_mapped_ += wanted.bytes;
+    return fresh;
   }
 
-  void give(Memory memory, uint64_t generation) {
-    std::vector<Memory> surplus;  // freed after the lock is released
+  void give(GrowArray memory, SizeClass size) {
+    std::vector<GrowArray> surplus;  // freed after the lock is released
     const std::lock_guard lock(mutex_);
-    const size_t bytes = memory.bytes().size();
-    if (generation != generation_ || bytes > bytes_kept_max_) {
-      discard(std::move(memory), surplus);
+    if (size.bytes > bytes_kept_max_) {
+      bytes_mapped_ -= size.bytes;
+      surplus.push_back(std::move(memory));
       return;
     }
-    Stack& stack = stacks_[size_class(bytes).index];
+    Stack& stack = stacks_[size.index];
     stack.last_used = ++uses_;
-    while (bytes_kept_ + bytes > bytes_kept_max_) {
-      evict(surplus);
+    while (bytes_kept_ + size.bytes > bytes_kept_max_) {
+      surplus.push_back(evict());
     }
-    bytes_kept_ += bytes;
+    bytes_kept_ += size.bytes;
     stack.memory.push_back(std::move(memory));
+    stack.bytes = size.bytes;
   }
 
-  // What is out now will not be kept when it comes back.
-  void retire() {
-    std::vector<Memory> surplus;
+  void close() {
+    std::vector<GrowArray> surplus;
     const std::lock_guard lock(mutex_);
-    ++generation_;
-    for (Stack& stack : stacks_) {
-      for (Memory& memory : stack.memory) {
-        discard(std::move(memory), surplus);
-      }
-      stack.memory.clear();
+    bytes_kept_max_ = 0;
+    while (bytes_kept_ > 0) {
+      surplus.push_back(evict());
     }
-    bytes_kept_ = 0;
   }
 
   size_t bytes_mapped() const { return bytes_mapped_; }
 
  private:
   struct Stack {
-    std::vector<Memory> memory;  // the warmest last
+    std::vector<GrowArray> memory;  // the warmest last
+    size_t bytes = 0;               // of each
     uint64_t last_used = 0;
   };
 
-  void discard(Memory memory, std::vector<Memory>& surplus) {
-    bytes_mapped_ -= memory.bytes().size();
-    surplus.push_back(std::move(memory));
+  GrowArray pop(Stack& stack, size_t bytes) {
+    GrowArray memory = std::move(stack.memory.back());
+    stack.memory.pop_back();
+    bytes_kept_ -= bytes;
+    return memory;
   }
 
-  void evict(std::vector<Memory>& surplus) {
+  GrowArray evict() {
     Stack* oldest = nullptr;
     for (Stack& stack : stacks_) {
       if (!stack.memory.empty() && (oldest == nullptr || stack.last_used < oldest->last_used)) {
@@ -172,54 +108,47 @@ class Shelf {
       }
     }
     assert(oldest != nullptr);  // something is kept, or the shelf could not be full
-    bytes_kept_ -= oldest->memory.back().bytes().size();
-    discard(std::move(oldest->memory.back()), surplus);
-    oldest->memory.pop_back();
+    bytes_mapped_ -= oldest->bytes;
+    return pop(*oldest, oldest->bytes);
   }
 
-  const size_t bytes_kept_max_;
   std::atomic<size_t> bytes_mapped_{0};
   std::mutex mutex_;
   // Guarded by mutex_:
+  size_t bytes_kept_max_;
   std::array<Stack, class_count> stacks_;
   size_t bytes_kept_ = 0;
   uint64_t uses_ = 0;
-  uint64_t generation_ = 0;
 };
 
 class HeapBlock final : public Block {
  public:
-  HeapBlock(std::shared_ptr<Shelf> shelf, Shelf::Taken taken)
-      : shelf_(std::move(shelf)), memory_(std::move(taken.memory)), generation_(taken.generation) {}
-  ~HeapBlock() override { shelf_->give(std::move(memory_), generation_); }
-  HeapBlock(const HeapBlock&) = delete;
-  HeapBlock& operator=(const HeapBlock&) = delete;
-
-  std::span<std::byte> bytes() const override { return memory_.bytes(); }
-  const Segment* segment() const override { return nullptr; }
-  size_t offset() const override { return 0; }
+  HeapBlock(std::shared_ptr<Shelf> shelf, GrowArray memory, SizeClass size)
+      : Block({memory.data(), size.bytes}),
+        shelf_(std::move(shelf)),
+        memory_(std::move(memory)),
+        size_(size) {}
+  ~HeapBlock() override { shelf_->give(std::move(memory_), size_); }
 
  private:
   const std::shared_ptr<Shelf> shelf_;
-  Memory memory_;
-  const uint64_t generation_;
+  GrowArray memory_;
+  const SizeClass size_;
 };
 
 class HeapArena final : public Arena {
  public:
   explicit HeapArena(size_t bytes_kept) : shelf_(std::make_shared<Shelf>(bytes_kept)) {}
-  ~HeapArena() override { shelf_->retire(); }
-  HeapArena(const HeapArena&) = delete;
-  HeapArena& operator=(const HeapArena&) = delete;
+  ~HeapArena() override { shelf_->close(); }
 
   std::shared_ptr<Block> allocate(size_t bytes) override {
     if (bytes > block_bytes_max) return nullptr;
-    Shelf::Taken taken = shelf_->take(size_class(bytes));
-    if (!taken.memory.valid()) return nullptr;
-    return std::make_shared<HeapBlock>(shelf_, std::move(taken));
+    const SizeClass size = size_class(bytes);
+    GrowArray memory = shelf_->take(size);
+    if (memory.capacity() == 0) return nullptr;
+    return std::make_shared<HeapBlock>(shelf_, std::move(memory), size);
   }
 
-  void retire() override { shelf_->retire(); }
   size_t bytes_mapped() const override { return shelf_->bytes_mapped(); }
 
  private:

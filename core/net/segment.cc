@@ -74,20 +74,18 @@ Result<std::shared_ptr<Segment>> Segment::adopt(uint32_t id, int fd, size_t byte
   madvise(base, *size, MADV_HUGEPAGE);  // a wish: most systems have no huge pages for shared memory
   // A local class has this function's access, which lets make_shared reach the private constructor.
   struct Made : Segment {
-    Made(uint32_t name, int file, std::byte* start, size_t length) : Segment(name, file, start, length) {}
+    Made(uint32_t name, Fd file, std::byte* start, size_t length)
+        : Segment(name, std::move(file), start, length) {}
   };
   return std::shared_ptr<Segment>(
-      std::make_shared<Made>(id, owned.release(), static_cast<std::byte*>(base), *size));
+      std::make_shared<Made>(id, std::move(owned), static_cast<std::byte*>(base), *size));
 }
 
-Segment::Segment(uint32_t id, int fd, std::byte* base, size_t size)
-    : id_(id), fd_(fd), base_(base), size_(size) {
-  assert(id != 0 && fd >= 0 && base != nullptr && size > 0);
+Segment::Segment(uint32_t id, Fd fd, std::byte* base, size_t size)
+    : id_(id), fd_(std::move(fd)), base_(base), size_(size) {
+  assert(id != 0 && base != nullptr && size > 0);
 }
 
-Segment::~Segment() {
-  munmap(base_, size_);
-  close(fd_);
-}
+Segment::~Segment() { munmap(base_, size_); }
 
 }  // namespace shoal

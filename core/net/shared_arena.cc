@@ -1,6 +1,5 @@
 // The arena over shared segments. Who owns what: the arena owns its regions, a block owns a share of its
-// region; nothing points back. So retiring a region is only letting go of it: nothing can be taken from
-// it any more, and its segment is unmapped with its last block.
+// region; nothing points back. A segment is unmapped with its last block once the arena let go of it.
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -8,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/grow_array.h"
 #include "net/free_ranges.h"
 #include "net/shm.h"
 
@@ -18,8 +18,6 @@ constexpr size_t page_bytes = 4096;  // what blocks are aligned to, not what the
 constexpr size_t line_bytes = 64;
 constexpr size_t address_space_bytes = size_t{1} << 47;  // keeps sums of sizes from overflowing
 
-constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 // A segment and what is free in it. Adds its size to the arena's count for as long as it is mapped.
 class Region {
  public:
@@ -28,10 +26,8 @@ class Region {
     *mapped_ += segment_->bytes().size();
   }
   ~Region() { *mapped_ -= segment_->bytes().size(); }
-  Region(const Region&) = delete;
-  Region& operator=(const Region&) = delete;
 
-  const Segment& segment() const { return *segment_; }
+  const std::shared_ptr<Segment>& segment() const { return segment_; }
 
   std::optional<size_t> take(size_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -56,19 +52,11 @@ class Region {
 class SharedBlock final : public Block {
  public:
   SharedBlock(std::shared_ptr<Region> region, size_t offset, size_t bytes)
-      : region_(std::move(region)), offset_(offset), bytes_(bytes) {}
-  ~SharedBlock() override { region_->give(offset_, bytes_); }
-  SharedBlock(const SharedBlock&) = delete;
-  SharedBlock& operator=(const SharedBlock&) = delete;
-
-  std::span<std::byte> bytes() const override { return region_->segment().bytes().subspan(offset_, bytes_); }
-  const Segment* segment() const override { return &region_->segment(); }
-  size_t offset() const override { return offset_; }
+      : Block(region->segment(), offset, bytes), region_(std::move(region)) {}
+  ~SharedBlock() override { region_->give(offset(), bytes().size()); }
 
  private:
   const std::shared_ptr<Region> region_;
-  const size_t offset_;
-  const size_t bytes_;
 };
 
 class SharedArena final : public Arena {
@@ -90,12 +78,6 @@ class SharedArena final : public Arena {
     const auto region = grow(bytes);
     if (region == nullptr) return nullptr;
     return std::make_shared<SharedBlock>(region, *region->take(bytes), bytes);
-  }
-
-  void retire() override {
-    std::vector<std::shared_ptr<Region>> retired;  // unmapped after the lock is released: that takes time
-    const std::lock_guard lock(mutex_);
-    retired.swap(regions_);
   }
 
   size_t bytes_mapped() const override { return *mapped_; }
@@ -123,7 +105,7 @@ class SharedArena final : public Arena {
   void drop_free_regions(size_t bytes) {
     size_t remaining = *mapped_;
     for (const auto& region : regions_) {
-      remaining -= region->all_free() ? region->segment().bytes().size() : 0;
+      remaining -= region->all_free() ? region->segment()->bytes().size() : 0;
     }
     if (remaining + bytes <= bytes_max_) {
       std::erase_if(regions_, [](const auto& region) { return region->all_free(); });

@@ -8,13 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <span>
-#include <vector>
 
 #include "base/status.h"
+#include "net/fd.h"
 
 namespace shoal {
 
@@ -28,13 +26,13 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
 
   uint32_t id() const { return id_; }  // unique within its client, never 0
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   std::span<std::byte> bytes() const { return {base_, size_}; }
 
  private:
-  Segment(uint32_t id, int fd, std::byte* base, size_t size);
+  Segment(uint32_t id, Fd fd, std::byte* base, size_t size);
   const uint32_t id_;
-  const int fd_;
+  const Fd fd_;
   std::byte* const base_;
   const size_t size_;
 };
@@ -44,9 +42,22 @@ class Segment {
 class Block {
  public:
   virtual ~Block() = default;
-  virtual std::span<std::byte> bytes() const = 0;  // aligned to 64; may be larger than asked
-  virtual const Segment* segment() const = 0;
-  virtual size_t offset() const = 0;  // of bytes() within the segment
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  std::span<std::byte> bytes() const { return bytes_; }  // aligned to 64; may be larger than asked
+  const std::shared_ptr<Segment>& segment() const { return segment_; }
+  size_t offset() const { return offset_; }  // of bytes() within the segment
+
+ protected:
+  explicit Block(std::span<std::byte> bytes) : bytes_(bytes) {}
+  Block(std::shared_ptr<Segment> segment, size_t offset, size_t bytes)
+      : segment_(std::move(segment)), offset_(offset), bytes_(segment_->bytes().subspan(offset, bytes)) {}
+
+ private:
+  const std::shared_ptr<Segment> segment_;
+  const size_t offset_ = 0;
+  const std::span<std::byte> bytes_;
 };
 
 // Hands out blocks. Thread-safe. Blocks are reused warm: a fresh 54 MB buffer costs 20 ms of page
@@ -55,9 +66,6 @@ class Arena {
  public:
   virtual ~Arena() = default;
   virtual std::shared_ptr<Block> allocate(size_t bytes) = 0;  // null: the arena's limit is reached
-  // Blocks of the segments that exist now are never handed out again; segments are unmapped when their
-  // last block dies. For connections that broke while a server might still be writing into a block.
-  virtual void retire() = 0;
   virtual size_t bytes_mapped() const = 0;
 };
 

@@ -45,25 +45,20 @@ class TcpStream : public Stream {
   const Fd socket_;
 };
 
-class UnixStream : public Stream {
+class UnixStream : public TcpStream {
  public:
-  explicit UnixStream(Fd socket) : socket_(std::move(socket)) {}
-
-  int fd() const override { return socket_.get(); }
+  using TcpStream::TcpStream;
 
   ssize_t read(std::span<std::byte> buffer, std::vector<int>& descriptors) override {
-    return recv_with_descriptors(socket_.get(), buffer, descriptors);
+    return recv_with_descriptors(fd(), buffer, descriptors);
   }
 
   ssize_t write(std::span<const iovec> pieces, int descriptor) override {
-    if (descriptor < 0) return send_pieces(socket_.get(), pieces);
+    if (descriptor < 0) return TcpStream::write(pieces, -1);
     assert(!pieces.empty());
     const auto* first = static_cast<const std::byte*>(pieces[0].iov_base);
-    return send_with_descriptor(socket_.get(), {first, pieces[0].iov_len}, descriptor);
+    return send_with_descriptor(fd(), {first, pieces[0].iov_len}, descriptor);
   }
-
- private:
-  const Fd socket_;
 };
 
 }  // namespace

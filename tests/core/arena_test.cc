@@ -114,35 +114,6 @@ TEST(a_block_may_die_in_another_thread_and_after_the_arena) {
   });
 }
 
-TEST(retired_memory_is_not_handed_out_again_and_goes_with_its_last_block) {
-  on_every_arena([](auto arena) {
-    auto old = arena->allocate(2 * mib);
-    fill(old->bytes(), std::byte{5});
-    arena->retire();
-    auto fresh = arena->allocate(2 * mib);
-    fill(fresh->bytes(), std::byte{6});
-    CHECK(all_are(old->bytes(), std::byte{5}));
-    CHECK_EQ(arena->bytes_mapped(), 4 * mib);
-    old = nullptr;
-    CHECK_EQ(arena->bytes_mapped(), 2 * mib);
-    const auto another = arena->allocate(2 * mib);
-    CHECK_EQ(arena->bytes_mapped(), 4 * mib);
-  });
-}
-
-TEST(retiring_while_others_allocate_is_safe) {
-  on_every_arena([](auto arena) {
-    std::vector<std::jthread> threads;
-    for (unsigned seed = 0; seed < 3; ++seed) {
-      threads.emplace_back([arena, seed] { churn(*arena, seed, 1'000); });
-    }
-    for (int i = 0; i < 100; ++i) {
-      arena->retire();
-      std::this_thread::yield();
-    }
-  });
-}
-
 TEST(a_shared_block_says_where_it_lies) {
   const auto arena = make_shared_arena(mib, 64 * mib);
   for (const size_t bytes : {size_t{100}, size_t{4096}, 2 * mib}) {
@@ -159,7 +130,6 @@ TEST(segments_are_numbered_and_never_twice) {
   const auto arena = make_shared_arena(mib, 64 * mib);
   const auto first = arena->allocate(mib);
   const auto second = arena->allocate(mib);
-  arena->retire();
   const auto third = arena->allocate(mib);
   CHECK_EQ(first->segment()->id(), 1);
   CHECK_EQ(second->segment()->id(), 2);
