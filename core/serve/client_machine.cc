@@ -7,8 +7,6 @@
 
 namespace shoal {
 
-Status Operation::on_reply(const Request& /*request*/, const FrameView& /*frame*/) { return {}; }
-
 ClientMachine::ClientMachine(uint64_t client, uint32_t incarnation, size_t servers)
     : client_(client), incarnation_(incarnation), servers_(servers) {}
 
@@ -41,14 +39,6 @@ void ClientMachine::add(std::shared_ptr<Request> request) {
   server.open.emplace(number, std::move(request));
 }
 
-void ClientMachine::seal(Operation& operation) { close_one(operation); }
-
-void ClientMachine::abandon(Operation& operation, Status status) {
-  assert(operation.open_ == 1);
-  operation.status_ = std::move(status);
-  close_one(operation);
-}
-
 std::shared_ptr<Request> ClientMachine::next_to_send(uint32_t server) {
   PerServer& s = servers_[server];
   if (s.unsent.empty()) return nullptr;
@@ -68,14 +58,10 @@ std::shared_ptr<Request> ClientMachine::find(uint32_t server, uint64_t request) 
 void ClientMachine::close_one(Operation& operation) {
   assert(operation.open_ > 0);
   if (--operation.open_ > 0) {
-    if (SHOAL_MUTANT(ack_too_early)) {
-      operation.done_.store(true, std::memory_order_release);
-    }
+    if (SHOAL_MUTANT(ack_too_early)) operation.done_.store(true, std::memory_order_release);
     return;
   }
-  if (operation.seq_ != 0) {
-    open_seqs_.erase(operation.seq_);
-  }
+  if (operation.seq_ != 0) open_seqs_.erase(operation.seq_);
   --operations_open_;
   operation.done_.store(true, std::memory_order_release);
 }

@@ -47,7 +47,7 @@ class Operation {
   virtual ~Operation() = default;
   // A reply frame of one of its requests, before the request counts as answered. Any thread, no locks.
   // An error ends the operation with it: what cannot be made out is no answer.
-  virtual Status on_reply(const Request& request, const FrameView& frame);
+  virtual Status on_reply(const Request& /*request*/, const FrameView& /*frame*/) { return {}; }
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   const Status& status() const { return status_; }  // once done
@@ -74,13 +74,10 @@ class ClientMachine {
   // Adds a request. Its header's identity and request number are filled in here.
   void add(std::shared_ptr<Request> request);
   // The caller adds no more: the operation is done when all of its requests are answered.
-  void seal(Operation& operation);
-  // The caller gives up before anything was added (its input was refused).
-  void abandon(Operation& operation, Status status);
+  void seal(Operation& operation) { close_one(operation); }
 
   // Next request to send to `server`, with `low` brought up to date; null when there is none.
   std::shared_ptr<Request> next_to_send(uint32_t server);
-  bool has_unsent(uint32_t server) const { return !servers_[server].unsent.empty(); }
   bool has_open(uint32_t server) const { return !servers_[server].open.empty(); }
   size_t bytes_open(uint32_t server) const { return servers_[server].bytes_open; }
   size_t operations_open() const { return operations_open_; }
@@ -97,7 +94,6 @@ class ClientMachine {
   // The smallest open seq, or the next one where none is open.
   uint64_t low() const { return open_seqs_.empty() ? next_seq_ : *open_seqs_.begin(); }
   uint64_t retries() const { return retries_; }
-  uint32_t servers() const { return static_cast<uint32_t>(servers_.size()); }
   // Servers that still owe this operation an answer.
   std::vector<uint32_t> waited_for(const Operation& operation) const;
 

@@ -120,13 +120,9 @@ Result<FrameView> Link::receive_one(Clock::time_point deadline) {
 
 Status Link::handshake(const ClientIdentity& identity, Clock::time_point deadline) {
   const auto exchange = [&](Kind kind, const Digest& body, Kind expected) -> Result<FrameView> {
-    Header header;
-    header.kind = static_cast<uint16_t>(kind);
-    header.client = identity.client;
-    header.incarnation = identity.incarnation;
-    std::vector<std::byte> bytes = encode_head(header, {}, 64);
-    bytes.insert(bytes.end(), body.begin(), body.end());
-    bytes.resize(sizeof(Header) + 64);
+    std::array<std::byte, 64> padded{};
+    std::copy(body.begin(), body.end(), padded.begin());
+    const auto bytes = small_frame(kind, identity.client, identity.incarnation, padded);
     if (Status status = send_all(bytes, deadline); !status.ok()) {
       return status;
     }
@@ -158,7 +154,8 @@ Status Link::handshake(const ClientIdentity& identity, Clock::time_point deadlin
   }
   Digest answer;
   std::memcpy(answer.data(), welcome->body.data(), sizeof answer);
-  if (!verify_server(answer, identity.token, ours, theirs, identity.client, identity.incarnation)) {
+  if (!equal_constant_time(
+          answer, server_proof(identity.token, ours, theirs, identity.client, identity.incarnation))) {
     return {Code::refused, "could not prove that it knows the token"};
   }
   uint32_t shards = 0;
@@ -196,11 +193,7 @@ void Link::goodbye(const ClientIdentity& identity) {
   if (!pieces_.empty()) {
     return;  // in the middle of a frame
   }
-  Header header;
-  header.kind = static_cast<uint16_t>(Kind::goodbye);
-  header.client = identity.client;
-  header.incarnation = identity.incarnation;
-  const std::vector<std::byte> bytes = encode_head(header, {}, 0);
+  const auto bytes = small_frame(Kind::goodbye, identity.client, identity.incarnation, {});
   const iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
   [[maybe_unused]] const ssize_t sent = stream_->write({&piece, 1}, -1);
 }
@@ -239,6 +232,15 @@ Link::Progress Link::send_current() {
   return Progress::moved;
 }
 
+// A segment that the arena has unmapped need not stay mapped at the server.
+void Link::forget_gone_segments() {
+  std::erase_if(announced_, [&](const auto& entry) {
+    if (!entry.second.expired()) return false;
+    to_announce_.emplace_back(entry.first, -1);
+    return true;
+  });
+}
+
 Link::Progress Link::send(const std::function<std::shared_ptr<Request>()>& next) {
   Progress progress = Progress::idle;
   for (;;) {
@@ -255,26 +257,27 @@ Link::Progress Link::send(const std::function<std::shared_ptr<Request>()>& next)
       }
       head_pending_ = true;
       if (announced_.size() >= kSegmentsPerLink) {
-        // A server keeps what was announced mapped for as long as the connection lasts: begin a new one.
+        // A server takes only so many on one connection: begin a new one.
         fail({Code::unavailable, "too many segments were announced on one connection"});
         return Progress::broken;
       }
       for (const auto& block : current_->blocks) {
-        const Segment* segment = lane_ == Lane::shm ? block->segment() : nullptr;
-        if (segment != nullptr && announced_.insert(segment->id()).second) {
-          to_announce_.push_back(segment);
+        const auto& segment = block->segment();
+        if (lane_ == Lane::shm && segment != nullptr &&
+            announced_.try_emplace(segment->id(), segment).second) {
+          to_announce_.emplace_back(segment->id(), segment->fd());
         }
       }
+      if (!to_announce_.empty()) forget_gone_segments();
     }
     if (!to_announce_.empty()) {
-      Header header;
-      header.kind = static_cast<uint16_t>(Kind::segment);
-      header.client = current_->header.client;
-      header.incarnation = current_->header.incarnation;
-      header.request = to_announce_.back()->id();
-      head_ = encode_head(header, {}, 0);
-      attach_ = to_announce_.back()->fd();
+      const auto [id, descriptor] = to_announce_.back();
       to_announce_.pop_back();
+      Header header = current_->header;
+      header.kind = static_cast<uint16_t>(descriptor < 0 ? Kind::segment_gone : Kind::segment);
+      header.request = id;
+      head_ = encode_head(header, {}, 0);
+      attach_ = descriptor;
       pieces_.assign(1, head_);
       continue;
     }

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
@@ -71,7 +71,7 @@ class Link {
   Status send_all(std::span<const std::byte> bytes, Clock::time_point deadline);
   Result<FrameView> receive_one(Clock::time_point deadline);
   Progress send_current();
-
+  void forget_gone_segments();
   ssize_t read(std::span<std::byte> buffer);
 
   const std::unique_ptr<Stream> stream_;
@@ -81,7 +81,7 @@ class Link {
   mutable std::mutex failure_mutex_;  // sender and receiver may both find that it is broken
   Status failure_;                    // guarded by failure_mutex_
   FrameReader reader_{kBodyBytesMax};
-  std::unordered_set<uint32_t> announced_;
+  std::unordered_map<uint32_t, std::weak_ptr<const Segment>> announced_;  // by id
   // The frame being sent.
   std::vector<std::byte> head_;
   std::vector<std::span<const std::byte>> pieces_;
@@ -90,7 +90,7 @@ class Link {
   int attach_ = -1;                   // descriptor to go with its first byte
   std::shared_ptr<Request> current_;  // whose bytes `pieces_` are, or will be once segments are announced
   bool head_pending_ = false;         // current_ itself is not in pieces_ yet
-  std::vector<const Segment*> to_announce_;
+  std::vector<std::pair<uint32_t, int>> to_announce_;  // segment ids and descriptors; -1: gone
 };
 
 }  // namespace shoal

@@ -337,7 +337,7 @@ std::shared_ptr<Request> RequestBuilder::push_pieces(const TableSpec& spec, uint
   part.term = terms_[shard];
   part.count = static_cast<uint32_t>(pieces.size());
   part.lr = options.lr;
-  part.values_bytes = static_cast<uint32_t>((at - key_bytes + 3) / 4);
+  part.values_words = static_cast<uint32_t>((at - key_bytes + 3) / 4);
   part.keys_segment = part.values_segment = place.segment;
   part.keys_at = place.at(0);
   part.values_at = place.at(key_bytes);

@@ -161,6 +161,7 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
         return refuse_and_close(std::move(status), sink);
       }
       return Outcome::done;
+    case Kind::segment_gone: segments_.erase(static_cast<uint32_t>(header.request)); return Outcome::done;
     default:
       return refuse_and_close(
           {Code::refused, "frames of kind " + std::to_string(header.kind) + " are not taken from a client"},

@@ -80,7 +80,6 @@ class Session {
   void refuse(const Status& why, ReplySink& sink);
 
   bool proved() const { return phase_ == Phase::open; }
-  uint64_t client() const { return client_; }
 
  private:
   enum class Phase { hello, proof, open, closed };

@@ -104,7 +104,7 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
     if (!keys.ok() || (spec->dense && part.count > spec->pieces())) {
       return keys.ok() ? Status{Code::refused, "more pieces than the tensor has"} : keys.status();
     }
-    const size_t bytes = spec->dense ? size_t{4} * part.values_bytes
+    const size_t bytes = spec->dense ? size_t{4} * part.values_words
                                      : size_t{part.count} * encoded_bytes(static_cast<Codec>(part.codec),
                                                                           static_cast<uint32_t>(spec->dim));
     const auto values = array(frame, part.values_segment, part.values_at, bytes);

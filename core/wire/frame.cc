@@ -36,10 +36,19 @@ void seal_head(Header header, std::span<const Part> parts, size_t body_bytes, st
 std::vector<std::byte> encode_head(const Header& header, std::span<const Part> parts, size_t body_bytes) {
   std::vector<std::byte> out(sizeof(Header) + parts.size_bytes());
   seal_head(header, parts, body_bytes, out.data());
-  if (!parts.empty()) {
-    std::memcpy(out.data() + sizeof(Header), parts.data(), parts.size_bytes());
-  }
+  if (!parts.empty()) std::memcpy(out.data() + sizeof(Header), parts.data(), parts.size_bytes());
   return out;
+}
+
+std::vector<std::byte> small_frame(Kind kind, uint64_t client, uint32_t incarnation,
+                                   std::span<const std::byte> body) {
+  Header header;
+  header.kind = static_cast<uint16_t>(kind);
+  header.client = client;
+  header.incarnation = incarnation;
+  std::vector<std::byte> frame = encode_head(header, {}, body.size());
+  frame.insert(frame.end(), body.begin(), body.end());
+  return frame;
 }
 
 std::optional<std::span<const std::byte>> array_in(std::span<const std::byte> memory, uint32_t at,
@@ -57,9 +66,7 @@ bool FrameReader::make_room(size_t bytes) {
     const size_t size = (std::max(bytes, kReadAhead) + 63) / 64 * 64;
     std::unique_ptr<std::byte[], Free> fresh(static_cast<std::byte*>(std::aligned_alloc(64, size)));
     if (fresh == nullptr) return false;
-    if (held > 0) {
-      std::memcpy(fresh.get(), buffer_.get() + begin_, held);
-    }
+    if (held > 0) std::memcpy(fresh.get(), buffer_.get() + begin_, held);
     buffer_ = std::move(fresh);
     capacity_ = size;
   } else if (begin_ > 0 && held > 0) {

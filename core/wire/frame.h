@@ -38,9 +38,10 @@ enum class Kind : uint16_t {
   pull = 14,
   scan = 16,
   figures = 18,
-  goodbye = 19,  // this client sends no more: forget it. Not answered
-  segment = 20,  // a shared-memory descriptor travels with the first byte
-  reply = 32,    // to any of the above; `request` names which
+  goodbye = 19,       // this client sends no more: forget it. Not answered
+  segment = 20,       // a shared-memory descriptor travels with the first byte. Not answered
+  segment_gone = 21,  // the client has let go of the segment `request`: unmap it. Not answered
+  reply = 32,         // to any of the above; `request` names which
 };
 
 enum Flags : uint32_t {
@@ -90,7 +91,7 @@ struct Part {
   uint32_t positions_end = 0;  // rows that there is room for
   uint16_t keys_segment = 0;
   uint16_t values_segment = 0;
-  uint32_t values_bytes = 0;  // pushes of dense pieces: bytes / 4 of the part's values
+  uint32_t values_words = 0;  // pushes of dense pieces: words of four bytes that the values take
   uint64_t reserved = 0;
 };
 static_assert(sizeof(Part) == 64);
@@ -106,6 +107,10 @@ struct FrameView {
 void seal_head(Header header, std::span<const Part> parts, size_t body_bytes, std::byte* out);
 // Header and parts as bytes, sealed. The body follows on the wire.
 std::vector<std::byte> encode_head(const Header& header, std::span<const Part> parts, size_t body_bytes);
+
+// A frame without parts.
+std::vector<std::byte> small_frame(Kind kind, uint64_t client, uint32_t incarnation,
+                                   std::span<const std::byte> body);
 
 // The bytes [at * 4, at * 4 + bytes) of `memory`, or nothing where they do not lie in it.
 std::optional<std::span<const std::byte>> array_in(std::span<const std::byte> memory, uint32_t at,

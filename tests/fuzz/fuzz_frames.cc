@@ -78,7 +78,7 @@ Part any_part(Input& input) {
   part.positions_end = input.number(16);
   part.keys_segment = static_cast<uint16_t>(input.number(3));
   part.values_segment = static_cast<uint16_t>(input.number(3));
-  part.values_bytes = input.number(200);
+  part.values_words = input.number(200);
   return part;
 }
 
