@@ -25,6 +25,7 @@ from shoal import init as init_
 from shoal import optim
 from shoal.errors import BadInput, Mismatch, Refused, UnknownTable
 from shoal.placement import Range
+from shoal.settings import from_plain
 
 __all__ = ["Catalogue", "Directory", "Opened", "TableEntry", "TableRequest", "decode_setting"]
 
@@ -249,7 +250,7 @@ def decode_setting(kind: type, value: Any) -> Any:
     if not isinstance(value, dict):
         raise BadInput(f"{kind.__name__} is {type(value).__name__}, expected a map")
     if kind is optim.Optimizer:
-        return optim.from_plain(value)
+        return from_plain("optimizer", optim.KINDS, value)
     if kind is init_.Initializer:
-        return init_.from_plain(value)
+        return from_plain("initialiser", init_.KINDS, value)
     raise NotImplementedError(kind)
