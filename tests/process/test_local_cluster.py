@@ -1,6 +1,7 @@
 """Clusters of real processes: start, refuse, stop, and leave nothing behind."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -57,6 +58,13 @@ def test_it_is_up_when_made(cluster: shoal.LocalCluster) -> None:
     assert cluster.token_file.stat().st_mode & 0o777 == 0o600
     assert cluster.directory.stat().st_mode & 0o777 == 0o700
     assert "2 of 2 servers up" in repr(cluster)
+
+
+def test_its_docstring_lists_its_attributes(cluster: shoal.LocalCluster) -> None:
+    public = {name for name in vars(cluster) if not name.startswith("_")} | {"token_file"}
+    listed = set(re.findall(r"`\.?(\w+)(?:\[i\])?`", shoal.LocalCluster.__doc__ or ""))
+    assert public <= listed
+    assert {"index", "pid", "address", "alive"} <= listed
 
 
 def test_clients_train_and_see_each_other(cluster: shoal.LocalCluster) -> None:
@@ -136,10 +144,14 @@ def test_a_port_in_use_is_named() -> None:
     [
         ({"replicas": 1}, "this release keeps one copy"),
         ({"servers": 0}, "servers is 0"),
-        ({"servers": 65}, "servers is 65; allowed: 1 to 64"),
+        ({"servers": "2"}, "servers is '2'; allowed: a whole number from 1 to 64"),
+        ({"servers": None}, "servers is None"),
+        ({"servers": 65}, "servers is 65; allowed: a whole number from 1 to 64"),
         ({"shards": 0}, "shards is 0"),
         ({"threads": -1}, "threads is -1"),
         ({"port": 70000}, "port is 70000"),
+        ({"bind": None}, "address to listen on is None"),
+        ({"directory": 5}, "cannot make a directory in 5"),
         ({"token": " "}, "token"),
         ({"bind": "0.0.0.0"}, "refusing to listen"),
         ({"bind": "0.0.0.0", "token": "short"}, "refusing to listen"),

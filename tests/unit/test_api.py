@@ -215,10 +215,20 @@ def test_a_table_that_cannot_be_made_is_refused(client: shoal.Client, arguments:
         client.table("new")
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", None, 5, b"x"])
-def test_a_bad_name_is_refused(client: shoal.Client, name: str) -> None:
-    with pytest.raises(BadInput, match="name is"):
+@pytest.mark.parametrize("name", ["", "x" * 513, "a\nb", None, 5, b"x"])
+def test_a_bad_name_is_refused_alike_everywhere(client: shoal.Client, name: str) -> None:
+    said = "name is .*; allowed: printable text of 1 to 512 bytes"
+    with pytest.raises(BadInput, match=said):
         client.table(name, dim=2, optimizer=SGD)
+    with pytest.raises(BadInput, match=said):
+        client.tensor(name, ones(2), optimizer=SGD)
+    if name is not None:
+        with pytest.raises(BadInput, match=said):
+            shoal.connect("memory://", name=name)
+
+
+def test_the_longest_name_is_taken(client: shoal.Client) -> None:
+    assert client.table("x" * 512, dim=2, optimizer=SGD).pull([1]).shape == (1, 2)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (300, 300)])
@@ -345,10 +355,18 @@ def test_connecting_without_a_token_names_the_ways(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "options", [{"lane": "pigeon"}, {"timeout": 0}, {"name": ""}, {"timeout": float("nan")}]
+    "options",
+    [
+        {"lane": "pigeon"},
+        {"timeout": 0},
+        {"name": ""},
+        {"timeout": float("nan")},
+        {"options": {}},
+        {"options": {"timeout_s": 5}},
+    ],
 )
-def test_bad_options_are_refused(options: dict) -> None:
-    with pytest.raises(BadInput):
+def test_bad_options_are_refused_by_name(options: dict) -> None:
+    with pytest.raises(BadInput, match=f"{next(iter(options))} is .*; (allowed|it must be)"):
         shoal.connect("memory://", **options)
 
 

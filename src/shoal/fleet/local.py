@@ -83,6 +83,14 @@ class LocalCluster:
     the cluster writes is in a private temporary directory that is removed. Only this machine can connect
     unless `bind` says otherwise, which needs an explicit `token`.
 
+    Its attributes, for other processes and for looking at it:
+
+    - `address`: "shoal://host:port", for `shoal.connect` and `shoal status`
+    - `token`, and `token_file`, a file of mode 0600 that holds it
+    - `servers[i]`: `.index`, `.pid`, `.address` ("host:port") and `.alive` of server i
+    - `pid`: of the coordinator
+    - `directory`: the logs `coordinator.log` and `server-i.log`, the journal and the token file
+
     >>> import shoal
     >>> with shoal.LocalCluster(servers=2) as cluster:  # doctest: +SKIP
     ...     client = cluster.connect()
@@ -246,7 +254,7 @@ def _make_directory(parent: str | os.PathLike[str] | None) -> Path:
         if parent is not None:
             Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="shoal-", dir=parent))
-    except OSError as error:
+    except (OSError, TypeError) as error:
         raise BadInput(f"cannot make a directory in {parent or 'the temporary one'}: {error}") from None
 
 

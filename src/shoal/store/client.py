@@ -17,7 +17,7 @@ from typing import Any, NoReturn, get_args
 import numpy as np
 
 from shoal import _core
-from shoal.config import ClientOptions, check_timeout
+from shoal.config import ClientOptions, check_name, check_timeout
 from shoal.errors import BadInput, Closed, ShoalError, Timeout, WrongProcess, from_core
 from shoal.init import Initializer
 from shoal.optim import Optimizer
@@ -137,7 +137,7 @@ class Client:
         7
         """
         request = TableRequest(
-            name=_check("name", name, str),
+            name=check_name("name", name),
             dim=_check("dim", dim, int | np.integer, int),
             optimizer=_check("optimizer", optimizer, Optimizer),
             init=_check("init", init, Initializer),
@@ -167,7 +167,7 @@ class Client:
         >>> client.tensor("w").pull().tolist()
         [1.0, 1.0, 1.0]
         """
-        where = describe(_check("name", name, str), dense=True)
+        where = describe(check_name("name", name), dense=True)
         codec = _check_codec(wire)
         seconds = self._session.deadline(None)
         array = None
@@ -269,7 +269,7 @@ class Client:
 
 def _check(name: str, value: Any, kind: Any, make: Any = None) -> Any:
     """`value` if it is None or of that kind, which a bool never is."""
-    if value is None and name != "name":
+    if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, kind):
         expected = getattr(kind, "__name__", "int")
