@@ -185,7 +185,7 @@ def test_an_unknown_table_is_named_with_those_that_exist(client: shoal.Client) -
 
 def test_a_tensor_of_another_shape_or_value(client: shoal.Client, request: pytest.FixtureRequest) -> None:
     tensor = client.tensor(request.node.name, ones(2, 3), optimizer=SGD)
-    refused(lambda: tensor.push(ones(3, 2)), "grad have shape (3, 2)", "expected (2, 3)")
+    refused(lambda: tensor.push(ones(3, 2)), "grad has shape (3, 2)", "expected (2, 3)")
     refused(lambda: tensor.push(np.full((2, 3), np.nan, np.float32)), "6 of 6 elements", "element 0", "nan")
     refused(lambda: tensor.push(np.ones((2, 3))), "float64", "float32")
     refused(lambda: client.tensor(request.node.name, ones(6)), "(2, 3)", "(6,)")
