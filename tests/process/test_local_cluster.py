@@ -94,8 +94,16 @@ def test_the_first_value_of_a_tensor_stays(cluster: shoal.LocalCluster) -> None:
 def test_a_name_that_is_used_again_fences_the_older_client(cluster: shoal.LocalCluster) -> None:
     with cluster.connect(name="worker-0") as old:
         table = old.table("fenced", dim=1, optimizer=SGD)
-        with cluster.connect(name="worker-0"), pytest.raises(shoal.Fenced):
-            table.push([1], np.ones((1, 1), np.float32))
+        said = r"^table 'fenced': client 'worker-0' was fenced: .* call shoal\.connect\(\) again"
+        with cluster.connect(name="worker-0"):
+            for call in (
+                lambda: table.push([1], np.ones((1, 1), np.float32)),
+                lambda: len(table),
+                lambda: list(table.scan()),
+                lambda: old.table("fenced"),
+            ):
+                with pytest.raises(shoal.Fenced, match=said):
+                    call()
 
 
 def test_a_wrong_token_is_refused(cluster: shoal.LocalCluster) -> None:

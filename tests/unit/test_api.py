@@ -145,12 +145,11 @@ def test_stats_count_rows(table: shoal.Table) -> None:
     assert table.stats()["rows"] == 2
 
 
-def test_reprs_show_live_state(client: shoal.Client, table: shoal.Table) -> None:
-    table.push([1], ones(1, 2))
-    assert repr(table).startswith("<Table 'items': rows=1, dim=2, wire=fp32, SGD(lr=1.0")
+def test_reprs_show_what_is_known_here(client: shoal.Client, table: shoal.Table) -> None:
+    assert repr(table) == "<Table 'items': dim=2, wire=fp32, SGD(lr=1.0)>"
     assert repr(client) == "<Client of memory://: open, tables=1>"
     client.close()
-    assert "Closed" in repr(table)
+    assert repr(table) == "<Table 'items': closed, dim=2, wire=fp32, SGD(lr=1.0)>"
     assert "Closed" in repr(client)
 
 
@@ -295,19 +294,30 @@ def test_a_closed_client_says_so(client: shoal.Client, table: shoal.Table) -> No
 
 
 def test_a_forked_child_is_refused_with_the_reason(client: shoal.Client, table: shoal.Table) -> None:
+    tickets = [table.pull_async([1]), table.pull_async([1])]
+    tickets[0].wait()
+    calls = [lambda: table.pull([1]), client.stats, *(t.wait for t in tickets), *(t.done for t in tickets)]
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        try:
-            table.pull([1])
-        except WrongProcess as error:
-            os.write(write, str(error).encode())
+        for call in calls:
+            try:
+                call()
+            except WrongProcess as error:
+                os.write(write, f"{error}\n".encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(write)
-    with os.fdopen(read, "rb") as answer:
-        assert b"forked" in answer.read()
+    with os.fdopen(read) as answer:
+        said = answer.read().splitlines()
+    assert len(said) == len(calls)
+    assert all("forked" in line for line in said)
     assert table.pull([1]).shape == (1, 2)
+    assert tickets[1].wait().shape == (1, 2)
+
+
+def test_a_ticket_shows_nothing_of_its_inside(table: shoal.Table) -> None:
+    assert {name for name in dir(table.pull_async([1])) if not name.startswith("_")} == {"done", "wait"}
 
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])

@@ -94,7 +94,7 @@ def connect(
     if address == _MEMORY:
         with _mapped(address):
             core = _core.Client.embedded()
-        return Client(Session(core, address, chosen), _LocalDirectory(), name)
+        return Client(Session(core, address, chosen, name), _LocalDirectory())
     return _join(Address.parse(address), environment.find_token(token), name, chosen)
 
 
@@ -134,7 +134,7 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
         control.close()
         raise
     directory: Directory = _RemoteDirectory(control)
-    return Client(Session(core, str(address), options), directory, name)
+    return Client(Session(core, str(address), options, name), directory)
 
 
 def _connect_core(grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:
