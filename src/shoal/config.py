@@ -37,6 +37,10 @@ SHARDS_MAX = 4096
 NAME_BYTES_MAX = 512
 TOKEN_CHARS_MAX = 4096
 BYTES_MAX = 1 << 48
+TOKEN_SOURCES = (
+    "It is looked for in token= (--token-file of commands), then in SHOAL_TOKEN, then in the file that "
+    "SHOAL_TOKEN_FILE names; `shoal up` prints the file of its cluster"
+)
 _LANES: tuple[str, ...] = get_args(Lane)
 
 
@@ -141,10 +145,12 @@ class Environment:
     lane: Lane | None = None  # SHOAL_LANE: auto, shm, unix or tcp
     log: str = "WARNING"  # SHOAL_LOG: level of what coordinator and servers log to stderr
 
-    def find_token(self, token: str | None = None) -> str | None:
-        """The explicit token if given, else that of SHOAL_TOKEN, else that in SHOAL_TOKEN_FILE."""
+    def find_token(self, token: str | None = None, file: Path | None = None) -> str | None:
+        """The explicit token or that in `file` if given, else that of SHOAL_TOKEN or SHOAL_TOKEN_FILE."""
         if token is not None:
             return check_token(token)
+        if file is not None:
+            return read_token_file(file)
         if self.token is not None:
             return check_token(self.token)
         return None if self.token_file is None else read_token_file(self.token_file)

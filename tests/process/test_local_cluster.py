@@ -16,6 +16,7 @@ import pytest
 
 import shoal
 from shoal.errors import BadInput, Closed, Refused, ShoalError, Unavailable
+from shoal.fleet.local import _Child
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import GetStatus, StatusInfo
 
@@ -107,7 +108,9 @@ def test_a_name_that_is_used_again_fences_the_older_client(cluster: shoal.LocalC
 
 
 def test_a_wrong_token_is_refused(cluster: shoal.LocalCluster) -> None:
-    with pytest.raises(Refused, match="wrong token"):
+    with pytest.raises(
+        Refused, match=r"wrong token\. It is looked for in token=.*SHOAL_TOKEN.*SHOAL_TOKEN_FILE"
+    ):
         shoal.connect(cluster.address, token="wrong")
 
 
@@ -171,10 +174,19 @@ def test_what_cannot_be_started_is_refused(options: dict, said: str) -> None:
         shoal.LocalCluster(**options)
 
 
-def test_a_server_that_cannot_start_is_shown_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_is_shown_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_LOG", "nonsense")
-    with pytest.raises(Unavailable, match="ended with code 1 while starting"):
+    with pytest.raises(Unavailable, match=r"^the \w+ ?\d* ended with code 1 while starting: SHOAL_LOG is"):
         shoal.LocalCluster()
+
+
+def test_a_process_that_breaks_is_shown_with_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("Traceback\n  error: of another kind\n")
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as process:
+        process.wait()
+        with pytest.raises(Unavailable, match="ended with code 3 while starting: Traceback"):
+            _Child("server 0", process, log).check()
 
 
 def test_a_killed_server_keeps_its_index_and_is_named() -> None:

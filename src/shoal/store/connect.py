@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shoal import _core
-from shoal.config import ClientOptions, Environment, check_lane, check_name, check_timeout, read_environment
+from shoal.config import (
+    TOKEN_SOURCES,
+    ClientOptions,
+    Environment,
+    check_lane,
+    check_name,
+    check_timeout,
+    read_environment,
+)
 from shoal.errors import BadInput, from_core
 from shoal.store.catalogue import Catalogue, Directory, Opened, TableRequest
 from shoal.store.client import Client, Session
@@ -119,10 +127,7 @@ def _options(
 
 def _join(address: Address, token: str | None, name: str | None, options: ClientOptions) -> Client:
     if token is None:
-        raise BadInput(
-            f"no token for {address}: pass token=, or set SHOAL_TOKEN, or SHOAL_TOKEN_FILE to the file "
-            f"that `shoal up` printed"
-        )
+        raise BadInput(f"no token for {address}. {TOKEN_SOURCES}")
     control = ControlClient(address, token)
     try:
         # The coordinator answers by its own deadline, a little earlier, and says whom it waits for.
