@@ -300,12 +300,13 @@ def test_a_forked_child_is_refused_with_the_reason(client: shoal.Client, table: 
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        for call in calls:
-            try:
-                call()
-            except WrongProcess as error:
-                os.write(write, f"{error}\n".encode())
-        os._exit(0)
+        try:
+            for call in calls:
+                with pytest.raises(WrongProcess) as caught:
+                    call()
+                os.write(write, f"{caught.value}\n".encode())
+        finally:
+            os._exit(0)  # whatever it met, the child must not go on with the tests
     os.waitpid(child, 0)
     os.close(write)
     with os.fdopen(read) as answer:
