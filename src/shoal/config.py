@@ -8,11 +8,12 @@ its name, a default and the reason to change it.
 from __future__ import annotations
 
 import math
+import numbers
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from shoal.errors import BadInput
 from shoal.types import Lane
@@ -22,7 +23,9 @@ __all__ = [
     "CoordinatorOptions",
     "Environment",
     "ServerOptions",
+    "check_count",
     "check_lane",
+    "check_name",
     "check_timeout",
     "read_environment",
     "read_token_file",
@@ -30,7 +33,14 @@ __all__ = [
 
 SHARDS = 64
 SHARDS_MAX = 4096
+# Of tables, tensors, clients and hosts; kNameMax of core/store/table_spec.cc.
+NAME_BYTES_MAX = 512
 TOKEN_CHARS_MAX = 4096
+BYTES_MAX = 1 << 48
+TOKEN_SOURCES = (
+    "It is looked for in token= (--token-file of commands), then in SHOAL_TOKEN, then in the file that "
+    "SHOAL_TOKEN_FILE names; `shoal up` prints the file of its cluster"
+)
 _LANES: tuple[str, ...] = get_args(Lane)
 
 
@@ -39,6 +49,21 @@ def check_timeout(seconds: float) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise BadInput(f"timeout is {seconds!r}; it must be a finite number of seconds above 0")
     return float(seconds)
+
+
+def check_count(name: str, value: Any, low: int, high: int, why: str = "") -> int:
+    """`value` if it is a whole number from `low` to `high`; `why` is added to the message otherwise."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
+        raise BadInput(f"{name} is {value!r}; allowed: a whole number from {low} to {high}{why}")
+    return int(value)
+
+
+def check_name(what: str, name: str) -> str:
+    """`name` if it can name a table, a tensor or a client."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+        seen = name[:64] if isinstance(name, str) else name
+        raise BadInput(f"{what} is {seen!r}; allowed: printable text of 1 to {NAME_BYTES_MAX} bytes")
+    return name
 
 
 def check_lane(lane: str) -> Lane:
@@ -66,8 +91,7 @@ class ClientOptions:
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
         check_lane(self.lane)
-        if not 0 <= self.shm_bytes_max < 1 << 48:
-            raise BadInput(f"shm_bytes_max is {self.shm_bytes_max}; allowed: 0 to 2**48 bytes")
+        check_count("shm_bytes_max", self.shm_bytes_max, 0, BYTES_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +108,9 @@ class CoordinatorOptions:
     connections_max: int = 4096
 
     def __post_init__(self) -> None:
-        if not 1 <= self.shards <= SHARDS_MAX:
-            raise BadInput(f"shards is {self.shards!r}; allowed: 1 to {SHARDS_MAX}")
-        if not 1 <= self.servers <= self.shards:
-            raise BadInput(
-                f"servers is {self.servers!r}; allowed: 1 to {self.shards}, the number of shards, "
-                "since a server without a shard has nothing to do"
-            )
+        check_count("shards", self.shards, 1, SHARDS_MAX)
+        why = ", the number of shards, since a server without a shard has nothing to do"
+        check_count("servers", self.servers, 1, self.shards, why)
         check_timeout(self.handshake_s)
 
 
@@ -108,10 +128,10 @@ class ServerOptions:
     frame_bytes_max: int = 1 << 30
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise BadInput(f"port is {self.port!r}; allowed: 0 (any free one) to 65535")
-        if not 0 <= self.threads <= 1024:
-            raise BadInput(f"threads is {self.threads!r}; allowed: 0 (automatic) to 1024")
+        if not isinstance(self.host, str):
+            raise BadInput(f"the address to listen on is {self.host!r}; allowed: text, as '127.0.0.1'")
+        check_count("port", self.port, 0, 65535, "; 0 is any free one")
+        check_count("threads", self.threads, 0, 1024, "; 0 is by the number of cores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +145,12 @@ class Environment:
     lane: Lane | None = None  # SHOAL_LANE: auto, shm, unix or tcp
     log: str = "WARNING"  # SHOAL_LOG: level of what coordinator and servers log to stderr
 
-    def find_token(self, token: str | None = None) -> str | None:
-        """The explicit token if given, else that of SHOAL_TOKEN, else that in SHOAL_TOKEN_FILE."""
+    def find_token(self, token: str | None = None, file: Path | None = None) -> str | None:
+        """The explicit token or that in `file` if given, else that of SHOAL_TOKEN or SHOAL_TOKEN_FILE."""
         if token is not None:
             return check_token(token)
+        if file is not None:
+            return read_token_file(file)
         if self.token is not None:
             return check_token(self.token)
         return None if self.token_file is None else read_token_file(self.token_file)

@@ -6,13 +6,11 @@ the same on any server, in any order, in any run. Nothing is stored until a row 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from shoal import _core
 from shoal.errors import BadInput
+from shoal.settings import check_number, kind_field
 
 __all__ = ["Constant", "Initializer", "Normal", "Uniform", "Zeros"]
 
@@ -27,18 +25,6 @@ class Initializer:
         numbers = [value for name, value in vars(self).items() if name != "kind"]
         return _core.InitSpec(self.kind, *numbers)
 
-    def _set(self, **values: float) -> None:
-        for name, value in values.items():
-            good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not good:
-                raise BadInput(f"{type(self).__name__}: {name} is {value!r}; it must be a finite number")
-            object.__setattr__(self, name, float(value))
-
-
-def _kind(name: str) -> Any:
-    """A constant field. By a factory, so that it lies in the object and is encoded with it."""
-    return field(default_factory=lambda: name, init=False, repr=False)
-
 
 @dataclass(frozen=True)
 class Zeros(Initializer):
@@ -48,7 +34,7 @@ class Zeros(Initializer):
     Zeros()
     """
 
-    kind: str = _kind("zeros")
+    kind: str = kind_field("zeros")
 
 
 @dataclass(frozen=True)
@@ -60,10 +46,10 @@ class Constant(Initializer):
     """
 
     value: float
-    kind: str = _kind("constant")
+    kind: str = kind_field("constant")
 
     def __post_init__(self) -> None:
-        self._set(value=self.value)
+        check_number(self, "value", self.value)
 
 
 @dataclass(frozen=True, init=False)
@@ -78,12 +64,13 @@ class Uniform(Initializer):
 
     low: float
     high: float
-    kind: str = _kind("uniform")
+    kind: str = kind_field("uniform")
 
     def __init__(self, low: float, high: float | None = None) -> None:
-        self._set(low=low, high=low if high is None else high)
+        check_number(self, "low", low)
+        check_number(self, "high", low if high is None else high)
         if high is None:
-            self._set(low=-self.high, high=self.high)
+            check_number(self, "low", -self.high)
         object.__setattr__(self, "kind", "uniform")
         if not self.low < self.high:
             shown = f"Uniform({low})" if high is None else f"Uniform({low}, {high})"
@@ -102,7 +89,7 @@ class Normal(Initializer):
 
     mean: float
     std: float
-    kind: str = _kind("normal")
+    kind: str = kind_field("normal")
 
     def __init__(self, *numbers: float, mean: float | None = None, std: float | None = None) -> None:
         if len(numbers) == 2 and mean is None and std is None:
@@ -112,27 +99,14 @@ class Normal(Initializer):
             mean, std = (mean, numbers[0]) if std is None else (numbers[0], std)
         elif numbers or std is None:
             raise BadInput("Normal takes (std), (mean, std), or them by name; std is needed")
-        self._set(mean=0.0 if mean is None else mean, std=0.0 if std is None else std)
+        check_number(self, "mean", 0.0 if mean is None else mean)
+        check_number(self, "std", std, low=0)
         object.__setattr__(self, "kind", "normal")
-        if self.std < 0:
-            raise BadInput(f"Normal: std is {self.std}; it must be at least 0")
 
 
-_KINDS: dict[str, type[Initializer]] = {
+KINDS: dict[str, type[Initializer]] = {
     "zeros": Zeros,
     "constant": Constant,
     "uniform": Uniform,
     "normal": Normal,
 }
-
-
-def from_plain(values: Mapping[str, Any]) -> Initializer:
-    """The initialiser that a control message or the journal describes; unknown kinds are errors."""
-    fields = dict(values)
-    kind = fields.pop("kind", None)
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise BadInput(f"unknown initialiser {kind!r}; known: {', '.join(sorted(_KINDS))}")
-    try:
-        return _KINDS[kind](**fields)
-    except TypeError as error:
-        raise BadInput(f"initialiser {kind}: {error}") from None

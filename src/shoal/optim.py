@@ -1,4 +1,5 @@
-"""Optimizers that run at the servers, next to the rows. Names and defaults are those of `torch.optim`.
+"""Optimizers that run at the servers, next to the rows. Names and defaults are those of `torch.optim`; `lr`
+may be given by position.
 
 These are settings: frozen, comparable values that cross the wire by name. The arithmetic is C++ and
 equals a `torch.optim` instance that held each row alone and was stepped only when the row was touched.
@@ -8,13 +9,12 @@ hyper-parameters may be changed by opening it again.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from shoal import _core
 from shoal.errors import BadInput
+from shoal.settings import check_number, is_number, kind_field
 
 __all__ = ["FTRL", "SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "RowwiseAdagrad"]
 
@@ -40,13 +40,19 @@ class Optimizer:
             setattr(spec, name, value)
         return spec
 
-    def _number(self, name: str, *, below: float = math.inf) -> None:
-        """Check the field `name` and make it a float."""
-        value = getattr(self, name)
-        if not _is_number(value) or not 0 <= value < below:
-            limit = "a finite number, at least 0" if below == math.inf else f"at least 0 and below {below:g}"
-            raise BadInput(f"{type(self).__name__}: {name} is {value!r}; it must be {limit}")
-        object.__setattr__(self, name, float(value))
+    def __str__(self) -> str:
+        """For people: lr, and what differs from its default."""
+        shown = (
+            f"{name}={value!r}"
+            for name, value in vars(self).items()
+            if name == "lr" or value != getattr(type(self), name, value)
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _numbers(self, *names: str) -> None:
+        """Check these fields and make them floats."""
+        for name in names:
+            check_number(self, name, getattr(self, name), low=0)
 
     def _flag(self, name: str) -> None:
         value = getattr(self, name)
@@ -55,19 +61,10 @@ class Optimizer:
 
     def _betas(self) -> None:
         betas: Any = getattr(self, "betas")  # noqa: B009 - only some classes have it
-        good = isinstance(betas, tuple | list) and len(betas) == 2 and all(_is_number(b) for b in betas)
+        good = isinstance(betas, tuple | list) and len(betas) == 2 and all(is_number(b) for b in betas)
         if not good or not all(0 <= b < 1 for b in betas):
             raise BadInput(f"{type(self).__name__}: betas is {betas!r}; it must be two numbers in [0, 1)")
         object.__setattr__(self, "betas", (float(betas[0]), float(betas[1])))
-
-
-def _kind(name: str) -> Any:
-    """A constant field. By a factory, so that it lies in the object and is encoded with it."""
-    return field(default_factory=lambda: name, init=False, repr=False)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _core_values(optimizer: Optimizer) -> dict[str, Any]:
@@ -79,7 +76,7 @@ def _core_values(optimizer: Optimizer) -> dict[str, Any]:
     return values
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent, as `torch.optim.SGD`.
 
@@ -88,16 +85,15 @@ class SGD(Optimizer):
     """
 
     lr: float = 1e-3
+    _: KW_ONLY
     momentum: float = 0.0
     dampening: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
-    kind: str = _kind("sgd")
+    kind: str = kind_field("sgd")
 
     def __post_init__(self) -> None:
-        for name in ("lr", "momentum", "weight_decay"):
-            self._number(name)
-        self._number("dampening")
+        self._numbers("lr", "momentum", "dampening", "weight_decay")
         self._flag("nesterov")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise BadInput(
@@ -112,7 +108,7 @@ class SGD(Optimizer):
         return (self.kind, *features)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Adagrad(Optimizer):
     """Adagrad with one accumulator per element, as `torch.optim.Adagrad`.
 
@@ -121,21 +117,21 @@ class Adagrad(Optimizer):
     """
 
     lr: float = 1e-2
+    _: KW_ONLY
     lr_decay: float = 0.0
     weight_decay: float = 0.0
     initial_accumulator_value: float = 0.0
     eps: float = 1e-10
-    kind: str = _kind("adagrad")
+    kind: str = kind_field("adagrad")
 
     def __post_init__(self) -> None:
-        for name in ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"):
-            self._number(name)
+        self._numbers("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
 
     def layout(self) -> tuple[str, ...]:
         return (self.kind, "lr_decay") if self.lr_decay else (self.kind,)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RowwiseAdagrad(Optimizer):
     """Adagrad with one accumulator per row: the mean of the squared gradient. Saves nearly half the memory.
 
@@ -144,17 +140,17 @@ class RowwiseAdagrad(Optimizer):
     """
 
     lr: float
+    _: KW_ONLY
     weight_decay: float = 0.0
     initial_accumulator_value: float = 0.0
     eps: float = 1e-10
-    kind: str = _kind("rowwise_adagrad")
+    kind: str = kind_field("rowwise_adagrad")
 
     def __post_init__(self) -> None:
-        for name in ("lr", "weight_decay", "initial_accumulator_value", "eps"):
-            self._number(name)
+        self._numbers("lr", "weight_decay", "initial_accumulator_value", "eps")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam with coupled weight decay, as `torch.optim.Adam`. A row's step counts its own touches.
 
@@ -163,18 +159,18 @@ class Adam(Optimizer):
     """
 
     lr: float = 1e-3
+    _: KW_ONLY
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    kind: str = _kind("adam")
+    kind: str = kind_field("adam")
 
     def __post_init__(self) -> None:
-        for name in ("lr", "eps", "weight_decay"):
-            self._number(name)
+        self._numbers("lr", "eps", "weight_decay")
         self._betas()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AdamW(Optimizer):
     """Adam with decoupled weight decay, as `torch.optim.AdamW`. A row's step counts its own touches.
 
@@ -183,18 +179,18 @@ class AdamW(Optimizer):
     """
 
     lr: float = 1e-3
+    _: KW_ONLY
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 1e-2
-    kind: str = _kind("adamw")
+    kind: str = kind_field("adamw")
 
     def __post_init__(self) -> None:
-        for name in ("lr", "eps", "weight_decay"):
-            self._number(name)
+        self._numbers("lr", "eps", "weight_decay")
         self._betas()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FTRL(Optimizer):
     """FTRL-proximal as in "Ad Click Prediction: a View from the Trenches" (2013); `lr` is its alpha.
 
@@ -203,20 +199,20 @@ class FTRL(Optimizer):
     """
 
     lr: float
+    _: KW_ONLY
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
     initial_accumulator_value: float = 0.0
-    kind: str = _kind("ftrl")
+    kind: str = kind_field("ftrl")
 
     def __post_init__(self) -> None:
-        for name in ("lr", "beta", "l1", "l2", "initial_accumulator_value"):
-            self._number(name)
+        self._numbers("lr", "beta", "l1", "l2", "initial_accumulator_value")
         if self.lr == 0:
             raise BadInput("FTRL: lr is 0; its update divides by lr, so it must be above 0")
 
 
-_KINDS: dict[str, type[Optimizer]] = {
+KINDS: dict[str, type[Optimizer]] = {
     "sgd": SGD,
     "adagrad": Adagrad,
     "rowwise_adagrad": RowwiseAdagrad,
@@ -224,15 +220,3 @@ _KINDS: dict[str, type[Optimizer]] = {
     "adamw": AdamW,
     "ftrl": FTRL,
 }
-
-
-def from_plain(values: Mapping[str, Any]) -> Optimizer:
-    """The optimizer that a control message or the journal describes; unknown kinds and fields are errors."""
-    fields = dict(values)
-    kind = fields.pop("kind", None)
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise BadInput(f"unknown optimizer {kind!r}; known: {', '.join(sorted(_KINDS))}")
-    try:
-        return _KINDS[kind](**fields)
-    except TypeError as error:
-        raise BadInput(f"optimizer {kind}: {error}") from None

@@ -185,7 +185,7 @@ def test_an_unknown_table_is_named_with_those_that_exist(client: shoal.Client) -
 
 def test_a_tensor_of_another_shape_or_value(client: shoal.Client, request: pytest.FixtureRequest) -> None:
     tensor = client.tensor(request.node.name, ones(2, 3), optimizer=SGD)
-    refused(lambda: tensor.push(ones(3, 2)), "grad have shape (3, 2)", "expected (2, 3)")
+    refused(lambda: tensor.push(ones(3, 2)), "grad has shape (3, 2)", "expected (2, 3)")
     refused(lambda: tensor.push(np.full((2, 3), np.nan, np.float32)), "6 of 6 elements", "element 0", "nan")
     refused(lambda: tensor.push(np.ones((2, 3))), "float64", "float32")
     refused(lambda: client.tensor(request.node.name, ones(6)), "(2, 3)", "(6,)")
@@ -256,9 +256,37 @@ def test_a_server_that_is_silent_is_named_and_may_be_waited_for_again(lane: str)
         table = client.table("t", dim=4, optimizer=SGD)
         halt(cluster.servers[0].pid)
         try:
-            with pytest.raises(Timeout, match=r"server 0 .*connected but silent") as caught:
+            with pytest.raises(
+                Timeout, match=r"server 0 .*silent; it goes on .*error\.ticket\.wait"
+            ) as caught:
                 table.push(KEYS, -ones(3, 4), timeout=0.3)
         finally:
             os.kill(cluster.servers[0].pid, signal.SIGCONT)
         caught.value.ticket.wait(20)
         assert (table.pull(KEYS) == 1).all()
+
+
+def test_a_call_without_a_ticket_may_be_repeated_after_its_deadline() -> None:
+    with shoal.LocalCluster(servers=1) as cluster, cluster.connect(timeout=1) as client:
+        table = client.table("t", dim=4, optimizer=SGD)
+        table.push(KEYS, -ones(3, 4))
+        halt(cluster.servers[0].pid)
+        calls = (
+            lambda: len(table),
+            lambda: list(table.scan()),
+            lambda: client.table("u", dim=4, optimizer=SGD),
+            lambda: client.tensor("w", ones(3), optimizer=SGD),
+        )
+        try:
+            for call in calls:
+                with pytest.raises(Timeout, match=r"silent; the call may be repeated$") as caught:
+                    call()
+                assert caught.value.ticket is None
+            began = time.monotonic()
+            assert repr(table) == "<Table 't': dim=4, wire=fp32, SGD(lr=1.0)>"
+            assert time.monotonic() - began < 0.3
+        finally:
+            os.kill(cluster.servers[0].pid, signal.SIGCONT)
+        assert calls[0]() == len(calls[1]()[0][0]) == 3
+        assert len(calls[2]()) == 0
+        assert calls[3]().pull().tolist() == [1, 1, 1]

@@ -1,6 +1,7 @@
 """Clusters of real processes: start, refuse, stop, and leave nothing behind."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ import pytest
 
 import shoal
 from shoal.errors import BadInput, Closed, Refused, ShoalError, Unavailable
+from shoal.fleet.local import _Child
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import GetStatus, StatusInfo
 
@@ -59,6 +61,13 @@ def test_it_is_up_when_made(cluster: shoal.LocalCluster) -> None:
     assert "2 of 2 servers up" in repr(cluster)
 
 
+def test_its_docstring_lists_its_attributes(cluster: shoal.LocalCluster) -> None:
+    public = {name for name in vars(cluster) if not name.startswith("_")} | {"token_file"}
+    listed = set(re.findall(r"`\.?(\w+)(?:\[i\])?`", shoal.LocalCluster.__doc__ or ""))
+    assert public <= listed
+    assert {"index", "pid", "address", "alive"} <= listed
+
+
 def test_clients_train_and_see_each_other(cluster: shoal.LocalCluster) -> None:
     with cluster.connect() as one, cluster.connect() as other:
         table = one.table("shared", dim=3, optimizer=SGD)
@@ -86,12 +95,22 @@ def test_the_first_value_of_a_tensor_stays(cluster: shoal.LocalCluster) -> None:
 def test_a_name_that_is_used_again_fences_the_older_client(cluster: shoal.LocalCluster) -> None:
     with cluster.connect(name="worker-0") as old:
         table = old.table("fenced", dim=1, optimizer=SGD)
-        with cluster.connect(name="worker-0"), pytest.raises(shoal.Fenced):
-            table.push([1], np.ones((1, 1), np.float32))
+        said = r"^table 'fenced': client 'worker-0' was fenced: .* call shoal\.connect\(\) again"
+        with cluster.connect(name="worker-0"):
+            for call in (
+                lambda: table.push([1], np.ones((1, 1), np.float32)),
+                lambda: len(table),
+                lambda: list(table.scan()),
+                lambda: old.table("fenced"),
+            ):
+                with pytest.raises(shoal.Fenced, match=said):
+                    call()
 
 
 def test_a_wrong_token_is_refused(cluster: shoal.LocalCluster) -> None:
-    with pytest.raises(Refused, match="wrong token"):
+    with pytest.raises(
+        Refused, match=r"wrong token\. It is looked for in token=.*SHOAL_TOKEN.*SHOAL_TOKEN_FILE"
+    ):
         shoal.connect(cluster.address, token="wrong")
 
 
@@ -136,10 +155,14 @@ def test_a_port_in_use_is_named() -> None:
     [
         ({"replicas": 1}, "this release keeps one copy"),
         ({"servers": 0}, "servers is 0"),
-        ({"servers": 65}, "servers is 65; allowed: 1 to 64"),
+        ({"servers": "2"}, "servers is '2'; allowed: a whole number from 1 to 64"),
+        ({"servers": None}, "servers is None"),
+        ({"servers": 65}, "servers is 65; allowed: a whole number from 1 to 64"),
         ({"shards": 0}, "shards is 0"),
         ({"threads": -1}, "threads is -1"),
         ({"port": 70000}, "port is 70000"),
+        ({"bind": None}, "address to listen on is None"),
+        ({"directory": 5}, "cannot make a directory in 5"),
         ({"token": " "}, "token"),
         ({"bind": "0.0.0.0"}, "refusing to listen"),
         ({"bind": "0.0.0.0", "token": "short"}, "refusing to listen"),
@@ -151,10 +174,19 @@ def test_what_cannot_be_started_is_refused(options: dict, said: str) -> None:
         shoal.LocalCluster(**options)
 
 
-def test_a_server_that_cannot_start_is_shown_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_is_shown_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_LOG", "nonsense")
-    with pytest.raises(Unavailable, match="ended with code 1 while starting"):
+    with pytest.raises(Unavailable, match=r"^the \w+ ?\d* ended with code 1 while starting: SHOAL_LOG is"):
         shoal.LocalCluster()
+
+
+def test_a_process_that_breaks_is_shown_with_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("Traceback\n  error: of another kind\n")
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as process:
+        process.wait()
+        with pytest.raises(Unavailable, match="ended with code 3 while starting: Traceback"):
+            _Child("server 0", process, log).check()
 
 
 def test_a_killed_server_keeps_its_index_and_is_named() -> None:

@@ -76,21 +76,76 @@ def test_status_for_people(cluster: shoal.LocalCluster) -> None:
         (["status", "shoal://127.0.0.1:1"], "no token"),
         (["status", "nonsense", "--token-file", "/nowhere"], "token file /nowhere"),
         (["up", "--bind", "0.0.0.0"], "refusing to listen"),
+        (["status", "shoal://127.0.0.1:1", "--timeout", "-1"], "timeout is -1.0"),
         (["up", "--servers", "0"], "servers is 0"),
+        (["up", "--port", "70000"], "port is 70000"),
+        (["server", "--join", "127.0.0.1:1"], "SHOAL_TOKEN_FILE"),
+        (["server", "--join", "127.0.0.1:1", "--bind", "0.0.0.0"], "refusing to listen"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_1(arguments: list[str], said: str) -> None:
-    result = run(*arguments)
+    fails_with_one_line(run(*arguments), said)
+
+
+def fails_with_one_line(result: subprocess.CompletedProcess[str], said: str) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert said in result.stderr
 
 
-def test_a_wrong_token_is_an_error(cluster: shoal.LocalCluster) -> None:
+@pytest.mark.parametrize("command", [["up"], ["server", "--join", "127.0.0.1:1"]])
+def test_a_bad_variable_is_one_line_too(command: list[str]) -> None:
+    fails_with_one_line(
+        run(*command, SHOAL_LOG="loud", SHOAL_TOKEN="x"), "SHOAL_LOG is 'loud'; allowed: DEBUG"
+    )
+
+
+def test_a_server_that_cannot_start_says_so_in_one_line(cluster: shoal.LocalCluster) -> None:
+    join = ["server", "--join", cluster.address]
+    port = cluster.servers[0].address.split(":")[1]
+    fails_with_one_line(run(*join, SHOAL_TOKEN=cluster.token), "all 2 servers of this cluster")
+    fails_with_one_line(run(*join, "--port", port, SHOAL_TOKEN=cluster.token), f"127.0.0.1:{port}")
+    fails_with_one_line(run(*join, "--threads", "-1", SHOAL_TOKEN=cluster.token), "threads is -1")
+    fails_with_one_line(run(*join, SHOAL_TOKEN="wrong"), "wrong token")
+    fails_with_one_line(run("server", "--join", "nonsense", SHOAL_TOKEN="x"), "address is 'nonsense'")
+
+
+def test_a_wrong_token_is_told_where_it_was_looked_for(cluster: shoal.LocalCluster) -> None:
     result = run("status", cluster.address, SHOAL_TOKEN="wrong")
-    assert result.returncode == 1
-    assert "wrong token" in result.stderr
+    fails_with_one_line(result, "wrong token. It is looked for in token= (--token-file")
+    assert "SHOAL_TOKEN, then in the file that SHOAL_TOKEN_FILE names" in result.stderr
+
+
+def test_status_has_a_line_for_each_table_however_long(cluster: shoal.LocalCluster) -> None:
+    name = "[bold]" + 60 * "x"
+    optimizer = shoal.optim.SGD(lr=0.125, momentum=0.9, weight_decay=1e-3, nesterov=True)
+    with cluster.connect() as client:
+        client.table(name, dim=4, optimizer=optimizer)
+    printed = run("status", cluster.address, SHOAL_TOKEN=cluster.token, COLUMNS="40").stdout
+    lines = {line.split()[0]: line for line in printed.splitlines() if line}
+    assert lines["items"].rstrip().endswith(" SGD(lr=1.0)")
+    assert "SGD(lr=0.125, momentum=0.9, weight_decay=0.001, nesterov=True)" in lines[name]
+
+
+def test_status_says_by_its_exit_code_that_a_server_is_missing() -> None:
+    with shoal.LocalCluster(servers=2) as cluster:
+        with cluster.connect() as client:
+            client.table("items", dim=4, optimizer=shoal.optim.SGD(lr=1.0))
+        ask = ["status", cluster.address, "--timeout", "2"]
+        assert run(*ask, SHOAL_TOKEN=cluster.token).returncode == 0
+        os.kill(cluster.servers[1].pid, signal.SIGKILL)
+        result = run(*ask, SHOAL_TOKEN=cluster.token)
+        assert result.returncode == 2
+        assert "is degraded" in result.stdout
+        assert json.loads(run(*ask, "--json", SHOAL_TOKEN=cluster.token).stdout)["state"] == "degraded"
+    assert run(*ask, SHOAL_TOKEN=cluster.token).returncode == 1
+
+
+def test_status_documents_its_exit_codes() -> None:
+    assert "Exit code: 0 if all is up, 2 if a server is missing" in " ".join(
+        run("status", "--help").stdout.split()
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

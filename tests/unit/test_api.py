@@ -34,7 +34,8 @@ def ones(*shape: int) -> np.ndarray:
 def test_pull_gives_a_row_per_key_in_its_shape(table: shoal.Table) -> None:
     assert table.pull([[1, 2, 3], [4, 5, 6]]).shape == (2, 3, 2)
     assert table.pull(7).shape == (2,)
-    assert table.pull([]).shape == (0, 2)
+    assert table.pull([]).shape == table.pull(np.array([])).shape == (0, 2)
+    table.push(np.array([]), ones(0, 2))
 
 
 def test_a_pull_stores_nothing(table: shoal.Table) -> None:
@@ -82,7 +83,8 @@ def test_a_ticket_gives_its_result_again(table: shoal.Table) -> None:
 def test_lr_of_a_push_replaces_the_tables(table: shoal.Table) -> None:
     table.push([1], ones(1, 2), lr=0.5)
     table.push([1], ones(1, 2), lr=torch.tensor(0.25), step=3)
-    assert table.pull([1]).tolist() == [[-0.75, -0.75]]
+    table.push([1], ones(1, 2), 0.25)
+    assert table.pull([1]).tolist() == [[-1, -1]]
 
 
 @pytest.mark.parametrize("lr", [-0.1, float("nan"), float("inf"), "fast", True])
@@ -143,12 +145,11 @@ def test_stats_count_rows(table: shoal.Table) -> None:
     assert table.stats()["rows"] == 2
 
 
-def test_reprs_show_live_state(client: shoal.Client, table: shoal.Table) -> None:
-    table.push([1], ones(1, 2))
-    assert repr(table).startswith("<Table 'items': rows=1, dim=2, wire=fp32, SGD(lr=1.0")
+def test_reprs_show_what_is_known_here(client: shoal.Client, table: shoal.Table) -> None:
+    assert repr(table) == "<Table 'items': dim=2, wire=fp32, SGD(lr=1.0)>"
     assert repr(client) == "<Client of memory://: open, tables=1>"
     client.close()
-    assert "Closed" in repr(table)
+    assert repr(table) == "<Table 'items': closed, dim=2, wire=fp32, SGD(lr=1.0)>"
     assert "Closed" in repr(client)
 
 
@@ -215,10 +216,20 @@ def test_a_table_that_cannot_be_made_is_refused(client: shoal.Client, arguments:
         client.table("new")
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", None, 5, b"x"])
-def test_a_bad_name_is_refused(client: shoal.Client, name: str) -> None:
-    with pytest.raises(BadInput, match="name is"):
+@pytest.mark.parametrize("name", ["", "x" * 513, "a\nb", None, 5, b"x"])
+def test_a_bad_name_is_refused_alike_everywhere(client: shoal.Client, name: str) -> None:
+    said = "name is .*; allowed: printable text of 1 to 512 bytes"
+    with pytest.raises(BadInput, match=said):
         client.table(name, dim=2, optimizer=SGD)
+    with pytest.raises(BadInput, match=said):
+        client.tensor(name, ones(2), optimizer=SGD)
+    if name is not None:
+        with pytest.raises(BadInput, match=said):
+            shoal.connect("memory://", name=name)
+
+
+def test_the_longest_name_is_taken(client: shoal.Client) -> None:
+    assert client.table("x" * 512, dim=2, optimizer=SGD).pull([1]).shape == (1, 2)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (300, 300)])
@@ -264,7 +275,7 @@ def test_tensors_and_tables_share_their_names(client: shoal.Client, table: shoal
     client.tensor("w", ones(2), optimizer=SGD)
     with pytest.raises(Mismatch, match=r"shape is \(2,\), asked for \(3,\)"):
         client.tensor("w", ones(3))
-    with pytest.raises(BadInput, match="grad have shape"):
+    with pytest.raises(BadInput, match="grad has shape"):
         client.tensor("w").push(ones(3))
 
 
@@ -283,19 +294,31 @@ def test_a_closed_client_says_so(client: shoal.Client, table: shoal.Table) -> No
 
 
 def test_a_forked_child_is_refused_with_the_reason(client: shoal.Client, table: shoal.Table) -> None:
+    tickets = [table.pull_async([1]), table.pull_async([1])]
+    tickets[0].wait()
+    calls = [lambda: table.pull([1]), client.stats, *(t.wait for t in tickets), *(t.done for t in tickets)]
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            table.pull([1])
-        except WrongProcess as error:
-            os.write(write, str(error).encode())
-        os._exit(0)
+            for call in calls:
+                with pytest.raises(WrongProcess) as caught:
+                    call()
+                os.write(write, f"{caught.value}\n".encode())
+        finally:
+            os._exit(0)  # whatever it met, the child must not go on with the tests
     os.waitpid(child, 0)
     os.close(write)
-    with os.fdopen(read, "rb") as answer:
-        assert b"forked" in answer.read()
+    with os.fdopen(read) as answer:
+        said = answer.read().splitlines()
+    assert len(said) == len(calls)
+    assert all("forked" in line for line in said)
     assert table.pull([1]).shape == (1, 2)
+    assert tickets[1].wait().shape == (1, 2)
+
+
+def test_a_ticket_shows_nothing_of_its_inside(table: shoal.Table) -> None:
+    assert {name for name in dir(table.pull_async([1])) if not name.startswith("_")} == {"done", "wait"}
 
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
@@ -345,10 +368,18 @@ def test_connecting_without_a_token_names_the_ways(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "options", [{"lane": "pigeon"}, {"timeout": 0}, {"name": ""}, {"timeout": float("nan")}]
+    "options",
+    [
+        {"lane": "pigeon"},
+        {"timeout": 0},
+        {"name": ""},
+        {"timeout": float("nan")},
+        {"options": {}},
+        {"options": {"timeout_s": 5}},
+    ],
 )
-def test_bad_options_are_refused(options: dict) -> None:
-    with pytest.raises(BadInput):
+def test_bad_options_are_refused_by_name(options: dict) -> None:
+    with pytest.raises(BadInput, match=f"{next(iter(options))} is .*; (allowed|it must be)"):
         shoal.connect("memory://", **options)
 
 

@@ -2,6 +2,8 @@
 
 import inspect
 import math
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -36,13 +38,38 @@ def test_names_and_defaults_are_those_of_torch(name: str) -> None:
     theirs = inspect.signature(getattr(torch.optim, name)).parameters
     for parameter in inspect.signature(getattr(optim, name)).parameters.values():
         assert parameter.default == theirs[parameter.name].default
-        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        by_name = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert by_name == (parameter.name != "lr")
 
 
 @pytest.mark.parametrize("kind", [optim.RowwiseAdagrad, optim.FTRL])
 def test_lr_is_needed_where_torch_has_no_default(kind: type) -> None:
     with pytest.raises(TypeError, match="lr"):
         kind()
+
+
+@pytest.mark.parametrize("kind", optim.KINDS.values())
+def test_lr_may_be_given_by_position(kind: type[optim.Optimizer]) -> None:
+    assert kind(0.25) == kind(lr=0.25)
+    with pytest.raises(BadInput, match=r"lr is \[1\]"):
+        kind([1])  # as one who gives torch's parameters
+
+
+def test_an_optimizer_as_text_is_lr_and_what_is_not_its_default() -> None:
+    assert str(optim.SGD(0.1, momentum=0.9, nesterov=True)) == "SGD(lr=0.1, momentum=0.9, nesterov=True)"
+    assert str(optim.Adam()) == "Adam(lr=0.001)"
+    assert str(optim.FTRL(1)) == "FTRL(lr=1.0)"
+
+
+def test_the_page_of_optimizers_lists_their_fields() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
+    listed = [
+        set(re.findall(r"`(\w+)`", line)) for line in re.findall(r"^\| fields \| (.*)", page, re.MULTILINE)
+    ]
+    ours = [
+        set(inspect.signature(kind).parameters) for kind in optim.KINDS.values() if kind is not optim.AdamW
+    ]
+    assert [names - {"beta1", "beta2"} for names in listed if names] == ours
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, "x", None, True])

@@ -1,5 +1,7 @@
 """What the store takes as keys and rows, and what it says of the rest."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -73,6 +75,54 @@ def test_other_keys_are_refused_with_the_table_named(keys: object) -> None:
         as_keys(keys, WHERE)
 
 
+@pytest.mark.parametrize("keys", [[], (), range(0), np.array([]), np.float64([]), torch.tensor([])])
+def test_nothing_is_no_keys_whatever_its_dtype(keys: object) -> None:
+    array = as_keys(keys, WHERE)
+    assert (array.dtype, array.shape) == (np.int64, (0,))
+    assert as_keys(np.zeros((0, 3)), WHERE).shape == (0, 3)
+
+
+def test_an_empty_mask_is_no_keys_array() -> None:
+    with pytest.raises(BadInput, match="keys are bool"):
+        as_keys(np.array([], bool), WHERE)
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        ([2**65], 2**65),
+        ([[2**65, 1]], 2**65),
+        (2**65, 2**65),
+        ([3, -(2**63) - 1], -(2**63) - 1),
+        ([2**63, -1], 2**63),
+        (np.array([2**65]), 2**65),
+    ],
+)
+def test_a_key_of_more_than_64_bits_is_shown_with_the_range(keys: object, shown: int) -> None:
+    with pytest.raises(BadInput, match=rf"keys hold {shown}; allowed: -2\*\*63 to 2\*\*63 - 1"):
+        as_keys(keys, WHERE)
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        (["ann"], "<U3"),
+        (np.array([b"ann"]), r"\|S3"),
+        (np.array(["ann"], object), "object"),
+        ("ann", "a str"),
+    ],
+)
+def test_strings_are_to_be_hashed(keys: object, shown: str) -> None:
+    with pytest.raises(BadInput, match=rf"keys are {shown}; allowed: .*hashed.*blake2b"):
+        as_keys(keys, WHERE)
+
+
+def test_the_hash_that_is_advised_gives_keys() -> None:
+    text = "ann"
+    key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+    assert as_keys([key], WHERE).dtype == np.int64
+
+
 def test_torch_keys_share_memory() -> None:
     keys = torch.tensor([3, 1, 4])
     assert as_keys(keys, WHERE).ctypes.data == keys.data_ptr()
@@ -84,6 +134,8 @@ def test_torch_keys_share_memory() -> None:
 def test_a_tensor_elsewhere_is_refused_and_told_the_way() -> None:
     with pytest.raises(BadInput, match=r"on meta; allowed: cpu\. Move them: keys\.cpu\(\)"):
         as_keys(torch.empty(3, dtype=torch.int64, device="meta"), WHERE)
+    with pytest.raises(BadInput, match=r"grad is on meta; allowed: cpu\. Move it: grad\.cpu\(\)"):
+        as_floats(torch.empty(3, device="meta"), (3,), "grad", WHERE)
 
 
 def test_sparse_tensors_are_refused() -> None:
@@ -109,14 +161,20 @@ def test_lists_of_numbers_become_float32() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int64, np.bool_])
 def test_other_dtypes_are_refused_and_told_the_way(dtype: type) -> None:
-    with pytest.raises(BadInput, match=r"grads are \w+; allowed: float32. Convert them"):
+    name = np.dtype(dtype).name
+    advice = r"Convert them: grads.astype\(np.float32\), or grads.float\(\) in torch"
+    with pytest.raises(BadInput, match=f"grads are {name}; allowed: float32. {advice}"):
         as_floats(np.zeros((1, 2), dtype), (1, 2), "grads", WHERE)
+    with pytest.raises(BadInput, match=f"grad is {name}; allowed: float32. Convert it: grad.astype"):
+        as_floats(np.zeros((1, 2), dtype), (1, 2), "grad", WHERE)
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (2, 3, 1), (6,), (2,)])
 def test_a_wrong_shape_is_shown_with_the_right_one(shape: tuple[int, ...]) -> None:
-    with pytest.raises(BadInput, match=r"expected \(2, 3\)"):
+    with pytest.raises(BadInput, match=r"grads have shape .* expected \(2, 3\)"):
         as_floats(np.zeros(shape, np.float32), (2, 3), "grads", WHERE)
+    with pytest.raises(BadInput, match=r"value has shape .* expected \(2, 3\)"):
+        as_floats(np.zeros(shape, np.float32), (2, 3), "value", WHERE)
 
 
 def test_out_is_the_callers_memory() -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from shoal.config import (
+    NAME_BYTES_MAX,
     ClientOptions,
     CoordinatorOptions,
     ServerOptions,
+    check_name,
     check_timeout,
     read_environment,
     read_token_file,
@@ -100,6 +102,25 @@ def test_a_wildcard_is_not_what_others_call_us() -> None:
     assert token.reachable_host("127.0.0.1") == "127.0.0.1"
 
 
+@pytest.mark.parametrize("name", ["x", "x" * NAME_BYTES_MAX, "\u00e9" * (NAME_BYTES_MAX // 2)])
+def test_a_name_is_given_back(name: str) -> None:
+    assert check_name("name", name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "x" * (NAME_BYTES_MAX + 1), "\u00e9" * (NAME_BYTES_MAX // 2 + 1), "a\nb", "\ud800", None, b"x"],
+)
+def test_a_bad_name_is_refused_with_the_one_limit(name: str) -> None:
+    with pytest.raises(BadInput, match=r"name is .*; allowed: printable text of 1 to 512 bytes"):
+        check_name("name", name)
+
+
+def test_the_limit_of_names_is_that_of_the_core() -> None:
+    source = (Path(__file__).parents[2] / "core" / "store" / "table_spec.cc").read_text()
+    assert f"kNameMax = {NAME_BYTES_MAX};" in source
+
+
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), True, "5"])
 def test_a_deadline_is_finite_and_above_zero(seconds: float) -> None:
     with pytest.raises(BadInput, match="timeout"):
@@ -110,11 +131,17 @@ def test_options_refuse_what_cannot_run() -> None:
     for make in (
         lambda: ClientOptions(lane="pigeon"),  # type: ignore[arg-type]
         lambda: ClientOptions(shm_bytes_max=-1),
+        lambda: ClientOptions(shm_bytes_max="1G"),  # type: ignore[arg-type]
+        lambda: ClientOptions(timeout_s="5"),  # type: ignore[arg-type]
         lambda: CoordinatorOptions(shards=0),
         lambda: CoordinatorOptions(servers=65),
         lambda: CoordinatorOptions(servers=0),
+        lambda: CoordinatorOptions(servers="2"),  # type: ignore[arg-type]
+        lambda: CoordinatorOptions(servers=2.0),  # type: ignore[arg-type]
+        lambda: CoordinatorOptions(servers=True),
         lambda: ServerOptions(port=70000),
         lambda: ServerOptions(threads=-1),
+        lambda: ServerOptions(host=None),  # type: ignore[arg-type]
     ):
         with pytest.raises(BadInput):
             make()

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "shoal"
 # From the bottom up; modules of one line may import each other as long as there is no cycle.
 LAYERS = [
-    {"errors", "types", "config"},
+    {"errors", "types", "config", "settings"},
     {"_core"},
     {"optim", "init", "placement"},
     {"store"},

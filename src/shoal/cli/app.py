@@ -96,8 +96,11 @@ def status(
     token_file: _TokenFile = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for answers.")] = 5.0,
 ) -> None:
-    """Show the processes and tables of a cluster."""
-    status_view.show(address, as_json=json, token_file=token_file, timeout_s=timeout)
+    """Show the processes and tables of a cluster.
+
+    Exit code: 0 if all is up, 2 if a server is missing or does not answer, 1 if nobody could be asked.
+    """
+    raise typer.Exit(status_view.show(address, as_json=json, token_file=token_file, timeout_s=timeout))
 
 
 @app.command()

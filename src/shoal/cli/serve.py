@@ -9,7 +9,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from shoal.config import read_environment, read_token_file
+from shoal.config import read_environment
 from shoal.fleet import server_process
 from shoal.fleet.local import LocalCluster
 from shoal.fleet.token import check_bind, generate, write_token_file
@@ -46,10 +46,8 @@ def up(*, servers: int, bind: str, port: int, token_file: Path | None, shards: i
 
 def _token(bind: str, token_file: Path | None) -> str | None:
     """The token that the user chose; None lets the cluster make one."""
-    if token_file is None:
-        return read_environment().find_token()
-    if token_file.exists():
-        return read_token_file(token_file)
+    if token_file is None or token_file.exists():
+        return read_environment().find_token(file=token_file)
     token = generate()
     check_bind(bind, token)
     write_token_file(token_file, token)

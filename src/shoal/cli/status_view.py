@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from shoal.config import read_environment, read_token_file
+from shoal.config import TOKEN_SOURCES, check_timeout, read_environment
 from shoal.errors import BadInput, ShoalError
 from shoal.store.catalogue import TableEntry
 from shoal.store.connect import connect
@@ -21,22 +22,26 @@ __all__ = ["collect", "show"]
 
 # A coordinator that is being restarted answers within this.
 _PATIENCE_S = 1.0
+# A line for each table, however long: cut or wrapped it could be neither read nor searched.
+_WIDTH = 4096
 
 
-def show(address: str | None, *, as_json: bool, token_file: Path | None, timeout_s: float) -> None:
-    """Print the status of the cluster at `address`."""
+def show(address: str | None, *, as_json: bool, token_file: Path | None, timeout_s: float) -> int:
+    """Print the status of the cluster at `address`. The exit code: 0, or 2 if a server is missing."""
+    check_timeout(timeout_s)
     environment = read_environment()
     address = address or environment.address
     if address is None:
         raise BadInput("which cluster? Give its address (shoal://host:port), or set SHOAL_ADDRESS")
-    token = environment.find_token() if token_file is None else read_token_file(token_file)
+    token = environment.find_token(file=token_file)
     if token is None:
-        raise BadInput("no token: pass --token-file, or set SHOAL_TOKEN or SHOAL_TOKEN_FILE")
+        raise BadInput(f"no token for {address}. {TOKEN_SOURCES}")
     report = collect(Address.parse(address), token, timeout_s)
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        _print(report, Console(highlight=False))
+        _print(report, Console(highlight=False, width=_WIDTH))
+    return 0 if report["state"] == "up" and report["problem"] is None else 2
 
 
 def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def _describe(entry: TableEntry, rows: int | None) -> dict[str, Any]:
         "kind": "tensor" if dense else "table",
         "dim": None if dense else entry.dim,
         "shape": None if entry.shape is None else list(entry.shape),
-        "optimizer": repr(entry.optimizer),
+        "optimizer": str(entry.optimizer),
         "rows": None if dense else rows,
     }
 
@@ -123,7 +128,7 @@ def _print(report: dict[str, Any], console: Console) -> None:
             shape = f"(*, {table['dim']})" if table["shape"] is None else str(tuple(table["shape"]))
             unknown = "" if table["kind"] == "tensor" else "?"
             rows = unknown if table["rows"] is None else f"{table['rows']:,}"
-            tables.add_row(table["name"], table["kind"], shape, rows, table["optimizer"])
+            tables.add_row(escape(table["name"]), table["kind"], shape, rows, table["optimizer"])
         console.print()
         console.print(tables)
     if report["problem"]:

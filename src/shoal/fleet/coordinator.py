@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
-from shoal.config import CoordinatorOptions
+from shoal.config import NAME_BYTES_MAX, CoordinatorOptions, check_name
 from shoal.errors import BadInput, Refused, ShoalError, Timeout, code_of
 from shoal.fleet.decisions import ClientGranted, ClusterFormed, Decision, Placed, ServerPlaced, TableDefined
 from shoal.store import messages as m
@@ -27,9 +27,7 @@ from shoal.store.catalogue import Catalogue
 __all__ = ["Coordinator", "Outcome", "place"]
 
 CLIENT_NAMES_MAX = 100_000
-CLIENT_NAME_CHARS_MAX = 255
 TABLES_PER_PAGE = 200
-TEXT_CHARS_MAX = 255
 
 
 def place(shards: int, servers: int) -> tuple[int, ...]:
@@ -165,8 +163,8 @@ class Coordinator:
     @_handle.register
     def _join(self, request: m.JoinCluster, peer: int, now: float, outcome: Outcome) -> None:
         name = request.name
-        if name is not None and not 0 < len(name) <= CLIENT_NAME_CHARS_MAX:
-            raise BadInput(f"a client's name has 1 to {CLIENT_NAME_CHARS_MAX} characters")
+        if name is not None:
+            check_name("a client's name", name)
         if name is not None and name not in self._clients and len(self._clients) >= CLIENT_NAMES_MAX:
             raise Refused(f"there are {CLIENT_NAMES_MAX} named clients already; join without a name")
         if self._placement is not None:
@@ -235,8 +233,10 @@ class Coordinator:
         if request.shards != self._options.shards:
             raise Refused(f"this cluster has {self._options.shards} shards, the server {request.shards}")
         texts = (request.identity, request.host, request.unix_path)
-        if any(len(text) > TEXT_CHARS_MAX for text in texts) or not 0 < request.port < 65536:
-            raise BadInput("a server registers with a port above 0, and texts of up to 255 characters")
+        if any(len(text.encode()) > NAME_BYTES_MAX for text in texts) or not 0 < request.port < 65536:
+            raise BadInput(
+                f"a server registers with a port above 0, and texts of up to {NAME_BYTES_MAX} bytes"
+            )
         for server in self._servers.values():
             if server.identity == request.identity:
                 return server.index

@@ -25,11 +25,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.config import SHARDS, CoordinatorOptions, read_environment
-from shoal.errors import Refused, ShoalError, code_of
+from shoal.config import SHARDS, CoordinatorOptions, ServerOptions
+from shoal.errors import Refused, Unavailable, code_of
 from shoal.fleet.coordinator import Coordinator, Outcome
 from shoal.fleet.journal import Journal
-from shoal.fleet.token import check_bind
+from shoal.fleet.process import listen, run_process
 from shoal.store import messages as m
 from shoal.store.control import Address, keep_alive
 
@@ -169,7 +169,10 @@ async def _send(writer: asyncio.StreamWriter, message: m.Message) -> None:
 async def _run(arguments: argparse.Namespace, token: str, listener: socket.socket) -> bool:
     options = CoordinatorOptions(servers=arguments.servers, shards=arguments.shards)
     with contextlib.closing(Journal(Path(arguments.journal))) as journal:
-        server = CoordinatorServer(options, token, journal)
+        try:
+            server = CoordinatorServer(options, token, journal)
+        except sqlite3.Error as error:
+            raise Unavailable(f"cannot write the journal {arguments.journal}: {error}") from None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop.set)
@@ -195,28 +198,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _listen(arguments: argparse.Namespace) -> socket.socket:
     if arguments.listen_fd is not None:
         return socket.socket(fileno=arguments.listen_fd)
-    family = socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
-    return socket.create_server((arguments.host, arguments.port), family=family, backlog=1024)
+    return listen(ServerOptions(host=arguments.host, port=arguments.port))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a coordinator until SIGTERM or SIGINT."""
+    """Run a coordinator until SIGTERM or SIGINT; 1 if it could not start or go on."""
     parsed = _parse(arguments)
-    environment = read_environment()
-    logging.basicConfig(level=environment.log, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    try:
-        if parsed.token_file is not None:
-            environment = read_environment({"SHOAL_TOKEN_FILE": str(parsed.token_file)})
-        token = environment.find_token()
-        check_bind(parsed.host, token)
-        if token is None:
-            raise Refused("a coordinator needs a token: --token-file, SHOAL_TOKEN or SHOAL_TOKEN_FILE")
+
+    def serve(token: str) -> int:
         with _listen(parsed) as listener:
             print(Address(*listener.getsockname()[:2]), flush=True)
             return 0 if asyncio.run(_run(parsed, token, listener)) else 1
-    except (ShoalError, OSError) as error:
-        _log.error("%s", error)
-        return 1
+
+    return run_process("coordinator", parsed.host, parsed.token_file, serve)
 
 
 if __name__ == "__main__":

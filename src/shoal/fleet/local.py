@@ -8,7 +8,6 @@ live in one process.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import socket
@@ -26,6 +25,7 @@ from typing import Any
 
 from shoal.config import SHARDS, CoordinatorOptions, ServerOptions, check_timeout, check_token
 from shoal.errors import BadInput, Closed, Timeout, Unavailable
+from shoal.fleet.process import ERROR, listen
 from shoal.fleet.token import check_bind, generate, is_loopback, reachable_host, write_token_file
 from shoal.store.client import Client
 from shoal.store.connect import connect
@@ -49,11 +49,14 @@ class _Child:
     log: Path
 
     def check(self) -> None:
-        """Raise, with the end of its log, if it has ended."""
+        """Raise if it has ended: with the reason that it gave, or with the end of its log."""
         code = self.process.poll()
         if code is not None:
-            text = self.log.read_text(errors="replace").strip()[-_LOG_CHARS_SHOWN:]
-            raise Unavailable(f"the {self.role} ended with code {code} while starting: {text or 'no output'}")
+            text = self.log.read_text(errors="replace").strip()
+            last = text.rpartition("\n")[2]
+            said = last.startswith(ERROR)
+            why = last.removeprefix(ERROR) if said else text[-_LOG_CHARS_SHOWN:] or "no output"
+            raise Unavailable(f"the {self.role} ended with code {code} while starting: {why}")
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,14 @@ class LocalCluster:
     the cluster writes is in a private temporary directory that is removed. Only this machine can connect
     unless `bind` says otherwise, which needs an explicit `token`.
 
+    Its attributes, for other processes and for looking at it:
+
+    - `address`: "shoal://host:port", for `shoal.connect` and `shoal status`
+    - `token`, and `token_file`, a file of mode 0600 that holds it
+    - `servers[i]`: `.index`, `.pid`, `.address` ("host:port") and `.alive` of server i
+    - `pid`: of the coordinator
+    - `directory`: the logs `coordinator.log` and `server-i.log`, the journal and the token file
+
     >>> import shoal
     >>> with shoal.LocalCluster(servers=2) as cluster:  # doctest: +SKIP
     ...     client = cluster.connect()
@@ -109,7 +120,7 @@ class LocalCluster:
         server_options = ServerOptions(host=bind, port=port, threads=threads)
         check_bind(bind, token)
         self.token = generate() if token is None else check_token(token)
-        listener = _listen(server_options)
+        listener = listen(server_options)
         children: list[_Child] = []
         with closing(listener):
             self.address = str(Address(reachable_host(bind), listener.getsockname()[1]))
@@ -221,18 +232,6 @@ class LocalCluster:
         return f"<LocalCluster {self.address}: {alive} of {len(self.servers)} servers up>"
 
 
-def _listen(options: ServerOptions) -> socket.socket:
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        return socket.create_server((options.host, options.port), family=family, backlog=1024)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise BadInput(
-                f"port {options.port} on {options.host} is in use; choose another, or port=0 for a free one"
-            ) from None
-        raise BadInput(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from None
-
-
 def _local_host(bind: str) -> str:
     """Where processes of this machine find what listens on `bind`."""
     if is_loopback(bind):
@@ -246,7 +245,7 @@ def _make_directory(parent: str | os.PathLike[str] | None) -> Path:
         if parent is not None:
             Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="shoal-", dir=parent))
-    except OSError as error:
+    except (OSError, TypeError) as error:
         raise BadInput(f"cannot make a directory in {parent or 'the temporary one'}: {error}") from None
 
 

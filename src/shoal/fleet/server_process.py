@@ -23,9 +23,10 @@ from pathlib import Path
 from types import FrameType
 
 from shoal import _core
-from shoal.config import ServerOptions, read_environment
-from shoal.errors import BadInput, Refused, ShoalError, Timeout, Unavailable, from_core
-from shoal.fleet.token import check_bind, reachable_host
+from shoal.config import ServerOptions
+from shoal.errors import BadInput, Refused, Timeout, Unavailable, from_core
+from shoal.fleet.process import run_process
+from shoal.fleet.token import reachable_host
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import ClusterInfo, GetCluster, RegisterServer, ServerAdmitted
 
@@ -50,7 +51,6 @@ def run_server(
     watch_stdin: bool = False,
 ) -> None:
     """Serve until a signal (SystemExit) or, where asked for, until stdin ends."""
-    check_bind(options.host, token)
     server = None
     with _socket_path(unix_directory) as unix_path, closing(ControlClient(join, token)) as control:
         try:
@@ -147,16 +147,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a server until SIGTERM or SIGINT; 1 if it could not start."""
     parsed = _parse(arguments)
-    environment = read_environment()
-    logging.basicConfig(level=environment.log, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
-    try:
-        if parsed.token_file is not None:
-            environment = read_environment({"SHOAL_TOKEN_FILE": str(parsed.token_file)})
-        token = environment.find_token()
-        if token is None:
-            raise Refused("a server needs a token: --token-file, SHOAL_TOKEN or SHOAL_TOKEN_FILE")
+
+    def serve(token: str) -> int:
         run_server(
             Address.parse(parsed.join),
             token,
@@ -166,10 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             unix_directory=parsed.unix_directory,
             watch_stdin=parsed.watch_stdin,
         )
-    except ShoalError as error:
-        _log.error("%s", error)
-        return 1
-    return 0
+        return 0
+
+    return run_process("server", parsed.host, parsed.token_file, serve)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,11 @@ _INT64 = np.dtype(np.int64)
 _INT32 = np.dtype(np.int32)
 _UINT64 = np.dtype(np.uint64)
 _FLOAT32 = np.dtype(np.float32)
+# Python's own hash() differs from process to process.
+_TEXT_ADVICE = (
+    "Strings are hashed by the caller, to the same int64 in every process: "
+    "int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little', signed=True)"
+)
 
 
 def is_torch(array: object) -> bool:
@@ -47,11 +52,10 @@ def as_keys(keys: ArrayLike, where: str) -> KeyArray:
         keys = keys.view(np.int64) if keys.flags.c_contiguous else keys.astype(np.uint64).view(np.int64)
     elif dtype == _INT32:
         keys = keys.astype(np.int64)
+    elif keys.size == 0 and dtype.kind in "fO":
+        keys = keys.astype(np.int64)  # what [], np.array([]) and torch.tensor([]) give
     else:
-        raise BadInput(
-            f"{where}: keys are {dtype}; allowed: int64, int32, uint64. If they are whole numbers, "
-            f"convert them: keys.astype('int64') or keys.long()"
-        )
+        raise _refused_keys(keys, where)
     # ascontiguousarray makes a scalar one-dimensional, so it is not called in vain.
     return keys if keys.flags.c_contiguous else np.ascontiguousarray(keys)
 
@@ -62,11 +66,12 @@ def as_floats(values: ArrayLike, shape: tuple[int, ...], name: str, where: str) 
         values = _float_array(values, name, where)
     if values.dtype != _FLOAT32:
         raise BadInput(
-            f"{where}: {name} are {values.dtype}; allowed: float32. "
-            f"Convert them: {name}.astype('float32') or {name}.float()"
+            f"{where}: {name} {_are(name)} {values.dtype}; allowed: float32. "
+            f"Convert {_them(name)}: {name}.astype(np.float32), or {name}.float() in torch"
         )
     if values.shape != shape:
-        raise BadInput(f"{where}: {name} have shape {values.shape}; expected {shape}")
+        have = "have" if name.endswith("s") else "has"
+        raise BadInput(f"{where}: {name} {have} shape {values.shape}; expected {shape}")
     return values if values.flags.c_contiguous else np.ascontiguousarray(values)
 
 
@@ -87,17 +92,34 @@ def _key_array(keys: ArrayLike, where: str) -> NDArray[Any]:
         return _tensor_memory(keys, "keys", where)
     if isinstance(keys, np.ndarray | np.generic):
         return np.asarray(keys)
-    if isinstance(keys, list | tuple | range):
+    if isinstance(keys, list | tuple | range | int):
         if _has_bool(keys):
             raise BadInput(f"{where}: keys hold a bool; allowed: whole numbers")
         array = _from_list(keys, "keys", where)
-        return array.astype(np.int64) if array.size == 0 else array
-    if isinstance(keys, int) and not isinstance(keys, bool):
-        return _from_list(keys, "keys", where)
+        if array.dtype.kind != "f":
+            return array
+        # NumPy makes floats of whole numbers that no integer dtype holds together, as 2**63 and -1.
+        numbers = np.asarray(keys, dtype=object)
+        return numbers if all(isinstance(number, int | np.integer) for number in numbers.flat) else array
+    advice = f". {_TEXT_ADVICE}" if isinstance(keys, str | bytes) else ""
     raise BadInput(
         f"{where}: keys are a {type(keys).__name__}; "
-        f"allowed: a NumPy array, a torch tensor or a list of whole numbers"
+        f"allowed: a NumPy array, a torch tensor or a list of whole numbers{advice}"
     )
+
+
+def _refused_keys(keys: NDArray[Any], where: str) -> BadInput:
+    elements = keys.reshape(-1).tolist() if keys.dtype.kind == "O" else []
+    for number in elements:
+        if isinstance(number, int | np.integer) and not -(1 << 63) <= number < 1 << 63:
+            return BadInput(
+                f"{where}: keys hold {number}; allowed: -2**63 to 2**63 - 1, "
+                f"or 0 to 2**64 - 1 where none is negative (uint64)"
+            )
+    advice = "If they are whole numbers, convert them: keys.astype(np.int64), or keys.long() in torch"
+    if keys.dtype.kind in "SUT" or any(isinstance(element, str | bytes) for element in elements):
+        advice = _TEXT_ADVICE
+    return BadInput(f"{where}: keys are {keys.dtype}; allowed: int64, int32, uint64. {advice}")
 
 
 def _float_array(values: ArrayLike, name: str, where: str) -> NDArray[Any]:
@@ -109,7 +131,7 @@ def _float_array(values: ArrayLike, name: str, where: str) -> NDArray[Any]:
         array = _from_list(values, name, where)
         return array.astype(np.float32) if array.dtype.kind in "iuf" else array
     raise BadInput(
-        f"{where}: {name} are a {type(values).__name__}; "
+        f"{where}: {name} {_are(name)} a {type(values).__name__}; "
         f"allowed: a NumPy array, a torch tensor or a list of numbers"
     )
 
@@ -130,9 +152,18 @@ def _has_bool(values: Any) -> bool:
 def _tensor_memory(tensor: Any, name: str, where: str) -> NDArray[Any]:
     """A NumPy view of a tensor in CPU memory."""
     if tensor.device.type != "cpu":
-        raise BadInput(f"{where}: {name} are on {tensor.device}; allowed: cpu. Move them: {name}.cpu()")
+        seen = f"{name} {_are(name)} on {tensor.device}"
+        raise BadInput(f"{where}: {seen}; allowed: cpu. Move {_them(name)}: {name}.cpu()")
     try:
         array: NDArray[Any] = tensor.detach().numpy()
     except (TypeError, RuntimeError) as error:
         raise BadInput(f"{where}: {name} of {tensor.dtype} cannot be read: {error}") from None
     return array
+
+
+def _are(name: str) -> str:
+    return "are" if name.endswith("s") else "is"
+
+
+def _them(name: str) -> str:
+    return "them" if name.endswith("s") else "it"

@@ -23,14 +23,15 @@ import msgspec
 
 from shoal import init as init_
 from shoal import optim
+from shoal.config import check_name
 from shoal.errors import BadInput, Mismatch, Refused, UnknownTable
 from shoal.placement import Range
+from shoal.settings import from_plain
 
 __all__ = ["Catalogue", "Directory", "Opened", "TableEntry", "TableRequest", "decode_setting"]
 
 DIM_MAX = 4096
 ELEMENTS_MAX = 1 << 34
-NAME_BYTES_MAX = 255
 ENTRIES_MAX = 65536
 _NAMES_SHOWN = 20
 
@@ -202,9 +203,7 @@ def _missing(request: TableRequest) -> list[str]:
 
 
 def _check_request(request: TableRequest) -> None:
-    name_bytes = len(request.name.encode("utf-8", "surrogatepass"))
-    if not 1 <= name_bytes <= NAME_BYTES_MAX or not request.name.isprintable():
-        raise BadInput(f"name is {request.name[:64]!r}; it must be 1 to {NAME_BYTES_MAX} bytes, printable")
+    check_name("name", request.name)
     if request.dim is not None and not 1 <= request.dim <= DIM_MAX:
         raise BadInput(f"{_what(request)}: dim is {request.dim}; allowed: 1 to {DIM_MAX}")
     if request.seed is not None and not 0 <= request.seed < 1 << 64:
@@ -249,7 +248,7 @@ def decode_setting(kind: type, value: Any) -> Any:
     if not isinstance(value, dict):
         raise BadInput(f"{kind.__name__} is {type(value).__name__}, expected a map")
     if kind is optim.Optimizer:
-        return optim.from_plain(value)
+        return from_plain("optimizer", optim.KINDS, value)
     if kind is init_.Initializer:
-        return init_.from_plain(value)
+        return from_plain("initialiser", init_.KINDS, value)
     raise NotImplementedError(kind)

@@ -17,8 +17,8 @@ from typing import Any, NoReturn, get_args
 import numpy as np
 
 from shoal import _core
-from shoal.config import ClientOptions, check_timeout
-from shoal.errors import BadInput, Closed, ShoalError, Timeout, WrongProcess, from_core
+from shoal.config import ClientOptions, check_name, check_timeout
+from shoal.errors import BadInput, Closed, Fenced, ShoalError, Timeout, WrongProcess, from_core
 from shoal.init import Initializer
 from shoal.optim import Optimizer
 from shoal.placement import Range
@@ -26,21 +26,26 @@ from shoal.store.arrays import as_floats, is_torch
 from shoal.store.catalogue import Directory, Opened, TableEntry, TableRequest, describe
 from shoal.store.table import Table
 from shoal.store.tensor import Tensor
-from shoal.types import ArrayLike, Codec
+from shoal.types import ArrayLike, Codec, Waitable
 
 __all__ = ["Client", "Session"]
 
 _CODECS: tuple[str, ...] = get_args(Codec)
 _POLL_FIRST_S = 0.002
 _POLL_MAX_S = 0.05
+# The core ends its timeouts so, whether there is a ticket or not; here it is known.
+_CORE_ADVICE = "it is still being tried"
 
 
 class Session:
     """What a client and its tables share: the core's client, the deadline, and whose it is."""
 
-    def __init__(self, core: _core.Client, address: str, options: ClientOptions) -> None:
+    def __init__(
+        self, core: _core.Client, address: str, options: ClientOptions, name: str | None = None
+    ) -> None:
         self.core = core
         self.address = address
+        self.name = name
         self.pid = os.getpid()
         self.closed = False
         self._timeout_s = options.timeout_s
@@ -48,13 +53,17 @@ class Session:
         # in flight could not let go of its array.
         weakref.finalize(self, _close_core, core, self.pid)
 
-    def check(self) -> None:
-        """Raise unless this process may use the client, and it is open."""
+    def check_process(self) -> None:
+        """Raise in a forked child."""
         if os.getpid() != self.pid:
             raise WrongProcess(
                 f"this client of {self.address} belongs to process {self.pid}, and this is process "
                 f"{os.getpid()}, forked from it. Call shoal.connect() in the new process"
             )
+
+    def check(self) -> None:
+        """Raise unless this process may use the client, and it is open."""
+        self.check_process()
         if self.closed:
             raise Closed(f"this client of {self.address} was closed; call shoal.connect() again")
 
@@ -68,7 +77,28 @@ class Session:
         try:
             return dict(self.core.table_stats(entry.id, timeout_s))
         except _core.CoreError as error:
-            raise from_core(error, entry.what) from None
+            raise self.error(error, entry.what) from None
+
+    def error(self, error: _core.CoreError, where: str, ticket: Waitable | None = None) -> ShoalError:
+        """What a failure of the core means to the caller: the thing first, at the end what to do.
+
+        `ticket` is the operation that was waited for; other calls can only be repeated.
+        """
+        failure = from_core(error, where)
+        if isinstance(failure, Fenced):
+            who = "this client" if self.name is None else f"client {self.name!r}"
+            return Fenced(
+                f"{where}: {who} was fenced: a newer client of the same name took over. To go on, call "
+                f"shoal.connect() again, with a name of its own if both shall work ({error.args[1]})"
+            )
+        if isinstance(failure, Timeout):
+            seen = str(failure).partition(_CORE_ADVICE)[0].rstrip("; ")
+            then = "the call may be repeated"
+            if ticket is not None:
+                then = "it goes on in the background: error.ticket.wait() waits for it again"
+            failure = Timeout(f"{seen}; {then}")
+            failure.ticket = ticket
+        return failure
 
 
 def _close_core(core: _core.Client, pid: int) -> None:
@@ -89,10 +119,9 @@ class Client:
     (2, 4)
     """
 
-    def __init__(self, session: Session, directory: Directory, name: str | None = None) -> None:
+    def __init__(self, session: Session, directory: Directory) -> None:
         self._session = session
         self._directory = directory
-        self._name = name
         self._tensor_lock = threading.Lock()
         self._opened: set[str] = set()
 
@@ -104,7 +133,7 @@ class Client:
     @property
     def name(self) -> str | None:
         """The name under which it joined, if any."""
-        return self._name
+        return self._session.name
 
     @property
     def closed(self) -> bool:
@@ -137,7 +166,7 @@ class Client:
         7
         """
         request = TableRequest(
-            name=_check("name", name, str),
+            name=check_name("name", name),
             dim=_check("dim", dim, int | np.integer, int),
             optimizer=_check("optimizer", optimizer, Optimizer),
             init=_check("init", init, Initializer),
@@ -167,7 +196,7 @@ class Client:
         >>> client.tensor("w").pull().tolist()
         [1.0, 1.0, 1.0]
         """
-        where = describe(_check("name", name, str), dense=True)
+        where = describe(check_name("name", name), dense=True)
         codec = _check_codec(wire)
         seconds = self._session.deadline(None)
         array = None
@@ -215,7 +244,7 @@ class Client:
         try:
             self._session.core.declare(_core_spec(opened.entry), seconds)
         except _core.CoreError as error:
-            raise from_core(error, opened.entry.what) from None
+            raise self._session.error(error, opened.entry.what) from None
         return opened
 
     def _open_written(self, request: TableRequest, seconds: float) -> Opened:
@@ -240,7 +269,7 @@ class Client:
         try:
             begin(entry.id, flat, timeout_s=seconds).wait(seconds)
         except _core.CoreError as error:
-            raise from_core(error, entry.what) from None
+            raise self._session.error(error, entry.what) from None
         self._directory.written(entry.name, seconds)
 
     def __enter__(self) -> Client:
@@ -257,7 +286,7 @@ class Client:
             state = f"open, tables={len(self._opened)}"
         except ShoalError as error:
             state = type(error).__name__
-        named = f" as {self._name!r}" if self._name else ""
+        named = f" as {self.name!r}" if self.name else ""
         return f"<Client of {self.address}{named}: {state}>"
 
     def __reduce__(self) -> NoReturn:
@@ -269,7 +298,7 @@ class Client:
 
 def _check(name: str, value: Any, kind: Any, make: Any = None) -> Any:
     """`value` if it is None or of that kind, which a bool never is."""
-    if value is None and name != "name":
+    if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, kind):
         expected = getattr(kind, "__name__", "int")

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shoal import _core
-from shoal.config import ClientOptions, Environment, check_lane, check_timeout, read_environment
+from shoal.config import (
+    TOKEN_SOURCES,
+    ClientOptions,
+    Environment,
+    check_lane,
+    check_name,
+    check_timeout,
+    read_environment,
+)
 from shoal.errors import BadInput, from_core
 from shoal.store.catalogue import Catalogue, Directory, Opened, TableRequest
 from shoal.store.client import Client, Session
@@ -19,7 +27,6 @@ __all__ = ["connect"]
 _MEMORY = "memory://"
 # A coordinator that refuses connections may be starting; a wrong address should not cost the whole deadline.
 _REFUSED_PATIENCE_S = 3.0
-_NAME_CHARS_MAX = 255
 
 
 class _LocalDirectory:
@@ -90,12 +97,12 @@ def connect(
             f"address is {address!r}; allowed: 'memory://' for a store in this process, or "
             f"'shoal://host:port' for a coordinator (`shoal up` prints it)"
         )
-    if name is not None and not (isinstance(name, str) and 0 < len(name) <= _NAME_CHARS_MAX):
-        raise BadInput(f"name is {name!r}; allowed: text of 1 to {_NAME_CHARS_MAX} characters")
+    if name is not None:
+        check_name("name", name)
     if address == _MEMORY:
         with _mapped(address):
             core = _core.Client.embedded()
-        return Client(Session(core, address, chosen), _LocalDirectory(), name)
+        return Client(Session(core, address, chosen, name), _LocalDirectory())
     return _join(Address.parse(address), environment.find_token(token), name, chosen)
 
 
@@ -104,6 +111,8 @@ def _options(
 ) -> ClientOptions:
     """Default < environment < options < argument."""
     base = options
+    if base is not None and not isinstance(base, ClientOptions):
+        raise BadInput(f"options is {base!r}; allowed: an object of shoal.ClientOptions")
     if base is None:
         base = ClientOptions()
         base = ClientOptions(
@@ -118,10 +127,7 @@ def _options(
 
 def _join(address: Address, token: str | None, name: str | None, options: ClientOptions) -> Client:
     if token is None:
-        raise BadInput(
-            f"no token for {address}: pass token=, or set SHOAL_TOKEN, or SHOAL_TOKEN_FILE to the file "
-            f"that `shoal up` printed"
-        )
+        raise BadInput(f"no token for {address}. {TOKEN_SOURCES}")
     control = ControlClient(address, token)
     try:
         # The coordinator answers by its own deadline, a little earlier, and says whom it waits for.
@@ -133,7 +139,7 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
         control.close()
         raise
     directory: Directory = _RemoteDirectory(control)
-    return Client(Session(core, str(address), options), directory, name)
+    return Client(Session(core, str(address), options, name), directory)
 
 
 def _connect_core(grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:

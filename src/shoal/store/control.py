@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TypeVar
 
+from shoal.config import TOKEN_SOURCES
 from shoal.errors import BadInput, Internal, Refused, Timeout, Unavailable, from_code
 from shoal.store.messages import (
     FRAME_BYTES_MAX,
@@ -173,15 +174,15 @@ class ControlClient:
         _send(sock, Hello(version=VERSION, nonce=nonce), end)
         challenge = self._expect(_receive(sock, end), Challenge)
         _send(sock, Proof(mac=prove(self._token, "client", nonce, challenge.nonce)), end)
-        welcome = self._expect(_receive(sock, end), Welcome)
+        welcome = self._expect(_receive(sock, end), Welcome, f". {TOKEN_SOURCES}")
         if not hmac.compare_digest(welcome.mac, prove(self._token, "coordinator", nonce, challenge.nonce)):
             raise Refused(f"{self.address} does not have this token: not the cluster that was meant")
 
-    def _expect(self, message: Message, kind: type[_HandshakeT]) -> _HandshakeT:
+    def _expect(self, message: Message, kind: type[_HandshakeT], advice: str = "") -> _HandshakeT:
         if isinstance(message, kind):
             return message
         if isinstance(message, Failure):
-            raise Refused(f"{self.address}: {message.message}")
+            raise Refused(f"{self.address}: {message.message}{advice}")
         raise Refused(f"{self.address} does not speak Shoal's control protocol")
 
     def _late(self, request: Request, timeout_s: float) -> Timeout:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from shoal import _core
-from shoal.errors import BadInput, ShoalError, from_core
+from shoal.errors import BadInput
 from shoal.init import Initializer
 from shoal.optim import Optimizer
 from shoal.placement import Range
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Table", "check_lr", "check_step"]
 
 _OWN_LR = math.nan
-_REPR_TIMEOUT_S = 1.0
 
 
 class Table:
@@ -95,11 +94,11 @@ class Table:
         `out` is returned.
         """
         started = time.monotonic()
-        return self._pull(keys, out, timeout).rest(started)
+        return self._pull(keys, out, timeout)._rest(started)
 
     def pull_async(self, keys: ArrayLike, out: ArrayLike = None, timeout: float | None = None) -> Ticket:
         """Begin a pull; the ticket's `wait` gives the rows. `out` must be left alone until then."""
-        return self._pull(keys, out, timeout).in_background()
+        return self._pull(keys, out, timeout)._in_background()
 
     def _pull(self, keys: ArrayLike, out: ArrayLike, timeout: float | None) -> Ticket:
         session = self._session
@@ -112,7 +111,7 @@ class Table:
                 self._id, key_array.reshape(-1), codec=self._codec, out=memory, timeout_s=seconds
             )
         except _core.CoreError as error:
-            raise from_core(error, self._where) from None
+            raise self._session.error(error, self._where) from None
         return Ticket(ticket, self._where, seconds, session, shape=shape, out=out, torch=is_torch(keys))
 
     def push(
@@ -130,7 +129,7 @@ class Table:
         A gradient that is not finite is refused as a whole: nothing is applied.
         """
         started = time.monotonic()
-        self._push(keys, grads, lr, step, timeout).rest(started)
+        self._push(keys, grads, lr, step, timeout)._rest(started)
 
     def push_async(
         self,
@@ -141,7 +140,7 @@ class Table:
         timeout: float | None = None,
     ) -> Ticket:
         """Begin a push. The arrays may be reused as soon as this returns."""
-        return self._push(keys, grads, lr, step, timeout).in_background()
+        return self._push(keys, grads, lr, step, timeout)._in_background()
 
     def _push(
         self, keys: ArrayLike, grads: ArrayLike, lr: float | None, step: int, timeout: float | None
@@ -161,17 +160,17 @@ class Table:
                 timeout_s=seconds,
             )
         except _core.CoreError as error:
-            raise from_core(error, self._where) from None
+            raise self._session.error(error, self._where) from None
         return Ticket(ticket, self._where, seconds, session)
 
     def assign(self, keys: ArrayLike, values: ArrayLike, timeout: float | None = None) -> None:
         """Set rows to `values`, float32 of shape keys.shape + (dim,). Of equal keys the last one stays."""
         started = time.monotonic()
-        self._assign(keys, values, timeout).rest(started)
+        self._assign(keys, values, timeout)._rest(started)
 
     def assign_async(self, keys: ArrayLike, values: ArrayLike, timeout: float | None = None) -> Ticket:
         """Begin an assign. The arrays may be reused as soon as this returns."""
-        return self._assign(keys, values, timeout).in_background()
+        return self._assign(keys, values, timeout)._in_background()
 
     def _assign(self, keys: ArrayLike, values: ArrayLike, timeout: float | None) -> Ticket:
         session = self._session
@@ -183,7 +182,7 @@ class Table:
                 self._id, key_array.reshape(-1), rows.reshape(-1, self._dim), timeout_s=seconds
             )
         except _core.CoreError as error:
-            raise from_core(error, self._where) from None
+            raise self._session.error(error, self._where) from None
         return Ticket(ticket, self._where, seconds, session)
 
     def __len__(self) -> int:
@@ -231,16 +230,14 @@ class Table:
                 try:
                     keys, values, cursor = self._session.core.scan(self._id, shard, cursor, rows_max, seconds)
                 except _core.CoreError as error:
-                    raise from_core(error, self._where) from None
+                    raise self._session.error(error, self._where) from None
                 if len(keys):
                     yield keys, values
 
     def __repr__(self) -> str:
-        try:
-            rows = str(self.stats(_REPR_TIMEOUT_S)["rows"])
-        except ShoalError as error:
-            rows = f"? ({type(error).__name__})"
-        return f"<Table {self.name!r}: rows={rows}, dim={self._dim}, wire={self._codec}, {self.optimizer}>"
+        # Without the number of rows: a repr must not ask the servers.
+        state = "closed, " if self._session.closed else ""
+        return f"<Table {self.name!r}: {state}dim={self._dim}, wire={self._codec}, {self.optimizer}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoal import _core
-from shoal.errors import from_core
 from shoal.optim import Optimizer
 from shoal.store.arrays import as_floats, as_out
 from shoal.store.catalogue import TableEntry
@@ -68,11 +67,11 @@ class Tensor:
     def pull(self, out: ArrayLike = None, timeout: float | None = None) -> Any:
         """The present value; with `out` (float32, contiguous) it is written there and `out` returned."""
         started = time.monotonic()
-        return self._pull(out, timeout).rest(started)
+        return self._pull(out, timeout)._rest(started)
 
     def pull_async(self, out: ArrayLike = None, timeout: float | None = None) -> Ticket:
         """Begin a pull; the ticket's `wait` gives the value. `out` must be left alone until then."""
-        return self._pull(out, timeout).in_background()
+        return self._pull(out, timeout)._in_background()
 
     def _pull(self, out: ArrayLike, timeout: float | None) -> Ticket:
         seconds = self._session.deadline(timeout)
@@ -82,7 +81,7 @@ class Tensor:
                 self._id, codec=self._codec, out=memory, timeout_s=seconds
             )
         except _core.CoreError as error:
-            raise from_core(error, self._where) from None
+            raise self._session.error(error, self._where) from None
         return Ticket(
             ticket, self._where, seconds, self._session, shape=self._shape, out=out, torch=self._torch
         )
@@ -95,13 +94,13 @@ class Tensor:
         A gradient that is not finite is refused as a whole: nothing is applied.
         """
         started = time.monotonic()
-        self._push(grad, lr, step, timeout).rest(started)
+        self._push(grad, lr, step, timeout)._rest(started)
 
     def push_async(
         self, grad: ArrayLike, lr: float | None = None, step: int = 0, timeout: float | None = None
     ) -> Ticket:
         """Begin a push. The array may be reused as soon as this returns."""
-        return self._push(grad, lr, step, timeout).in_background()
+        return self._push(grad, lr, step, timeout)._in_background()
 
     def _push(self, grad: ArrayLike, lr: float | None, step: int, timeout: float | None) -> Ticket:
         seconds = self._session.deadline(timeout)
@@ -116,17 +115,17 @@ class Tensor:
                 timeout_s=seconds,
             )
         except _core.CoreError as error:
-            raise from_core(error, self._where) from None
+            raise self._session.error(error, self._where) from None
         return Ticket(ticket, self._where, seconds, self._session)
 
     def assign(self, value: ArrayLike, timeout: float | None = None) -> None:
         """Set the value; the optimizer's state stays."""
         started = time.monotonic()
-        self._assign(value, timeout).rest(started)
+        self._assign(value, timeout)._rest(started)
 
     def assign_async(self, value: ArrayLike, timeout: float | None = None) -> Ticket:
         """Begin an assign. The array may be reused as soon as this returns."""
-        return self._assign(value, timeout).in_background()
+        return self._assign(value, timeout)._in_background()
 
     def _assign(self, value: ArrayLike, timeout: float | None) -> Ticket:
         seconds = self._session.deadline(timeout)
@@ -134,7 +133,7 @@ class Tensor:
         try:
             ticket = self._session.core.assign_tensor(self._id, values.reshape(-1), timeout_s=seconds)
         except _core.CoreError as error:
-            raise from_core(error, self._where) from None
+            raise self._session.error(error, self._where) from None
         return Ticket(ticket, self._where, seconds, self._session)
 
     def stats(self, timeout: float | None = None) -> dict[str, int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoal import _core
 from shoal.config import check_timeout
-from shoal.errors import Timeout, from_core
 from shoal.store.arrays import to_torch
+
+if TYPE_CHECKING:
+    from shoal.store.client import Session
 
 __all__ = ["Ticket"]
 
@@ -28,8 +30,8 @@ class Ticket:
         "_core",
         "_finished",
         "_out",
-        "_owner",
         "_result",
+        "_session",
         "_shape",
         "_timeout_s",
         "_torch",
@@ -41,7 +43,7 @@ class Ticket:
         core: _core.Ticket,
         where: str,
         timeout_s: float,
-        owner: object,
+        session: Session,
         *,
         shape: tuple[int, ...] = (),
         out: Any = None,
@@ -50,7 +52,7 @@ class Ticket:
         self._core = core
         self._where = where
         self._timeout_s = timeout_s
-        self._owner = owner  # while a ticket lives its client is not closed for want of a reference
+        self._session = session  # while a ticket lives its client is not closed for want of a reference
         self._shape = shape
         self._out = out
         self._torch = torch
@@ -59,6 +61,7 @@ class Ticket:
 
     def done(self) -> bool:
         """Whether `wait` returns (or raises) at once."""
+        self._session.check_process()
         return self._finished or self._core.done()
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -67,9 +70,10 @@ class Ticket:
         Raises `shoal.errors.Timeout` after `timeout` seconds (default: the client's); the operation goes
         on, and the error's `ticket` may be waited for again.
         """
+        self._session.check_process()
         return self._wait(self._timeout_s if timeout is None else check_timeout(timeout))
 
-    def rest(self, started: float) -> Any:
+    def _rest(self, started: float) -> Any:
         """The result of a call that began at `started`: it waits for what is left of its time."""
         return self._wait(max(0.0, started + self._timeout_s - time.monotonic()))
 
@@ -79,10 +83,7 @@ class Ticket:
         try:
             array = self._core.wait(seconds)
         except _core.CoreError as error:
-            failure = from_core(error, self._where)
-            if isinstance(failure, Timeout):
-                failure.ticket = self
-            raise failure from None
+            raise self._session.error(error, self._where, ticket=self) from None
         if self._out is not None:
             self._result = self._out
         elif array is not None:
@@ -92,13 +93,14 @@ class Ticket:
         self._finished = True
         return self._result
 
-    def in_background(self) -> Ticket:
+    def _in_background(self) -> Ticket:
         """This ticket, its operation now carried on while nobody waits for it."""
         self._core.leave()
         return self
 
     def __repr__(self) -> str:
-        return f"<Ticket {self._where}: {'done' if self.done() else 'in flight'}>"
+        done = self._finished or self._core.done()
+        return f"<Ticket {self._where}: {'done' if done else 'in flight'}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Ticket cannot be pickled or copied: it belongs to the client that made it")
