@@ -36,9 +36,10 @@ struct Request {
   size_t body_bytes = 0;
   std::vector<std::shared_ptr<Block>> blocks;  // memory that parts or body lie in
   std::span<const int64_t> keys = {};          // pulls: what is asked for, in order
-  // Pulls: key n goes to the rows positions[ends[n - 1] .. ends[n]) of the caller's result.
+  // Pulls: key n goes to row positions[i] of the caller's result for i = heads[n], before[i], and so on.
   const uint32_t* positions = nullptr;
-  const uint32_t* ends = nullptr;
+  const uint32_t* heads = nullptr;
+  const uint32_t* before = nullptr;
 };
 
 // What the caller asked for; made of one or more requests.

@@ -70,7 +70,7 @@ Status PullOperation::place_rows(const Request& request, const Part& part, std::
       }
       from = reinterpret_cast<const std::byte*>(decoded.data());
     }
-    for (uint32_t i = n == 0 ? 0 : request.ends[n - 1]; i < request.ends[n]; ++i) {
+    for (uint32_t i = request.heads[n]; i != Merger::kNone; i = request.before[i]) {
       copy_floats(out + size_t{request.positions[i]} * dim, from, dim, stream);
     }
   }
@@ -122,7 +122,7 @@ std::shared_ptr<Block> RequestBuilder::allocate(size_t bytes, bool shared) const
 RequestBuilder::Grouped RequestBuilder::group(const TableSpec& spec, std::span<const int64_t> keys,
                                               bool shared) const {
   Grouped grouped;
-  grouped.block = allocate(12 * keys.size() + 64, shared);
+  grouped.block = allocate(16 * keys.size() + 64, shared);
   if (grouped.block != nullptr) {
     auto* out = reinterpret_cast<int64_t*>(grouped.block->bytes().data());
     grouped.split = split_keys(spec, keys, shards(), out, reinterpret_cast<uint32_t*>(out + keys.size()));
@@ -153,41 +153,38 @@ void RequestBuilder::fill_pull_shared(const PullOperation& operation, const Grou
   }
 }
 
-bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const SplitKeys& split,
+bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const Grouped& grouped,
                                       std::span<const uint32_t> frame_shards, Merger& merger,
                                       Request& request) const {
+  const SplitKeys& split = grouped.split;
   size_t count = 0;
   for (const uint32_t shard : frame_shards) {
     count += split.count(shard);
   }
-  const auto block = allocate(padded(8 * count) + 8 * count, false);
+  const auto block = allocate(padded(8 * count) + 4 * count, false);
   if (block == nullptr) return false;
   auto* keys = reinterpret_cast<int64_t*>(block->bytes().data());
-  auto* positions = reinterpret_cast<uint32_t*>(block->bytes().data() + padded(8 * count));
-  uint32_t* ends = positions + count;
+  auto* heads = reinterpret_cast<uint32_t*>(block->bytes().data() + padded(8 * count));
+  uint32_t* before = split.positions + split.begin.back();
   size_t distinct = 0;
-  uint32_t placed = 0;
   for (const uint32_t shard : frame_shards) {
-    const std::span<const int64_t> group(split.keys + split.begin[shard], split.count(shard));
+    const uint32_t begin = split.begin[shard];
     Part part;
     part.shard = static_cast<uint16_t>(shard);
     part.codec = static_cast<uint8_t>(operation.codec);
     part.table = operation.spec->id;
     part.term = terms_[shard];
-    part.count = merger.distinct(group, split.positions + split.begin[shard], keys + distinct,
-                                 positions + placed, ends + distinct);
+    part.count = merger.distinct({split.keys + begin, split.count(shard)}, begin, keys + distinct,
+                                 heads + distinct, before + begin);
     part.keys_at = static_cast<uint32_t>(distinct * 2);
-    for (size_t n = distinct; n < distinct + part.count; ++n) {
-      ends[n] += placed;
-    }
     distinct += part.count;
-    placed += split.count(shard);
     request.parts.push_back(part);
   }
-  request.blocks.push_back(block);
+  request.blocks = {block, grouped.block};
   request.keys = {keys, distinct};
-  request.positions = positions;
-  request.ends = ends;
+  request.positions = split.positions;
+  request.heads = heads;
+  request.before = before;
   request.body_bytes = padded(8 * distinct);
   request.body.push_back(block->bytes().first(request.body_bytes));
   return true;
@@ -204,7 +201,7 @@ std::shared_ptr<Request> RequestBuilder::pull(const std::shared_ptr<PullOperatio
                         grouped.block->segment() != nullptr;
   if (in_place) {
     fill_pull_shared(*operation, grouped, frame_shards, *request);
-  } else if (!fill_pull_inline(*operation, grouped.split, frame_shards, merger, *request)) {
+  } else if (!fill_pull_inline(*operation, grouped, frame_shards, merger, *request)) {
     return nullptr;
   }
   return request;

@@ -50,7 +50,8 @@ class RequestBuilder {
   // Warm memory, shared where asked for and to be had; null when there is none at all.
   std::shared_ptr<Block> allocate(size_t bytes, bool shared) const;
 
-  // Keys grouped by shard, in a block of their own (behind the keys come the positions).
+  // Keys grouped by shard, in a block of their own (behind the keys come the positions, and
+  // room for the chains of equal keys).
   struct Grouped {
     std::shared_ptr<Block> block;  // null: out of memory
     SplitKeys split;
@@ -76,7 +77,7 @@ class RequestBuilder {
  private:
   void fill_pull_shared(const PullOperation& operation, const Grouped& grouped,
                         std::span<const uint32_t> frame_shards, Request& request) const;
-  bool fill_pull_inline(const PullOperation& operation, const SplitKeys& split,
+  bool fill_pull_inline(const PullOperation& operation, const Grouped& grouped,
                         std::span<const uint32_t> frame_shards, Merger& merger, Request& request) const;
 
   const std::vector<uint32_t> placement_;

@@ -25,28 +25,25 @@ void add_row(float* sum, const float* row, uint32_t dim) {
 SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint32_t shards, int64_t* keys_out,
                      uint32_t* positions_out) {
   SplitKeys split{.keys = keys_out, .positions = positions_out, .begin = std::vector<uint32_t>(shards + 1)};
-  std::vector<uint16_t> shard(keys.size());
-  const bool hashed = !spec.dense && spec.range_low >= spec.range_high;
-  if (hashed) {
-    for (size_t i = 0; i < keys.size(); ++i) {
-      shard[i] = static_cast<uint16_t>(shard_of_hash(mix64(static_cast<uint64_t>(keys[i])), shards));
+  // Asked twice for each key: a hash costs less than memory to keep it in.
+  const auto cut = [&](auto shard_of) {
+    for (const int64_t key : keys) {
+      ++split.begin[shard_of(key) + 1u];
     }
+    for (uint32_t s = 0; s < shards; ++s) {
+      split.begin[s + 1] += split.begin[s];
+    }
+    std::vector<uint32_t> next(split.begin.begin(), split.begin.end() - 1);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const uint32_t at = next[shard_of(keys[i])]++;
+      keys_out[at] = keys[i];
+      positions_out[at] = static_cast<uint32_t>(i);
+    }
+  };
+  if (!spec.dense && spec.range_low >= spec.range_high) {
+    cut([&](int64_t key) { return shard_of_hash(mix64(static_cast<uint64_t>(key)), shards); });
   } else {
-    for (size_t i = 0; i < keys.size(); ++i) {
-      shard[i] = static_cast<uint16_t>(shard_of_key(spec, keys[i], shards));
-    }
-  }
-  for (const uint16_t s : shard) {
-    ++split.begin[s + 1u];
-  }
-  for (uint32_t s = 0; s < shards; ++s) {
-    split.begin[s + 1] += split.begin[s];
-  }
-  std::vector<uint32_t> next(split.begin.begin(), split.begin.end() - 1);
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const uint32_t at = next[shard[i]]++;
-    keys_out[at] = keys[i];
-    positions_out[at] = static_cast<uint32_t>(i);
+    cut([&](int64_t key) { return shard_of_key(spec, key, shards); });
   }
   return split;
 }
@@ -100,30 +97,15 @@ uint32_t Merger::keep_last(std::span<const int64_t> keys, const uint32_t* positi
   return run(keys, keys_out, copy, copy);
 }
 
-uint32_t Merger::distinct(std::span<const int64_t> keys, const uint32_t* positions, int64_t* keys_out,
-                          uint32_t* positions_out, uint32_t* ends) {
-  if (numbers_.size() < keys.size()) {
-    numbers_.resize(keys.size());
-  }
-  const uint32_t count = run(
+uint32_t Merger::distinct(std::span<const int64_t> keys, uint32_t base, int64_t* keys_out, uint32_t* heads,
+                          uint32_t* before) {
+  return run(
       keys, keys_out,
       [&](uint32_t n, size_t i) {
-        numbers_[i] = n;
-        ends[n] = 1;
+        before[i] = kNone;
+        heads[n] = base + static_cast<uint32_t>(i);
       },
-      [&](uint32_t n, size_t i) {
-        numbers_[i] = n;
-        ++ends[n];
-      });
-  // Counts become beginnings; each position then moves its key's beginning towards its end.
-  uint32_t begin = 0;
-  for (uint32_t n = 0; n < count; ++n) {
-    begin += std::exchange(ends[n], begin);
-  }
-  for (size_t i = 0; i < keys.size(); ++i) {
-    positions_out[ends[numbers_[i]]++] = positions[i];
-  }
-  return count;
+      [&](uint32_t n, size_t i) { before[i] = std::exchange(heads[n], base + static_cast<uint32_t>(i)); });
 }
 
 }  // namespace shoal

@@ -37,10 +37,11 @@ class Merger {
   // The same for values that replace each other: the last occurrence counts.
   uint32_t keep_last(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
                      uint32_t dim, int64_t* keys_out, float* values_out);
-  // Distinct keys without rows, for pulls: the positions of distinct key n become
-  // positions_out[ends[n - 1] .. ends[n]) (from 0 for the first). `ends` has room for one entry per key.
-  uint32_t distinct(std::span<const int64_t> keys, const uint32_t* positions, int64_t* keys_out,
-                    uint32_t* positions_out, uint32_t* ends);
+  // Distinct keys without rows, for pulls: heads[n] is the last place (counted from `base`) of distinct key
+  // n, and before[i] the one before place base + i, or kNone.
+  static constexpr uint32_t kNone = 0xffffffff;
+  uint32_t distinct(std::span<const int64_t> keys, uint32_t base, int64_t* keys_out, uint32_t* heads,
+                    uint32_t* before);
 
  private:
   struct Cell {
@@ -52,7 +53,6 @@ class Merger {
   uint32_t run(std::span<const int64_t> keys, int64_t* keys_out, First first, Again again);
 
   std::vector<Cell> cells_;
-  std::vector<uint32_t> numbers_;
   uint32_t stamp_ = 0;
 };
 
