@@ -5,8 +5,10 @@
 // else is refused, and a refusal ends this connection only.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -32,12 +34,20 @@ class ReplySink {
   virtual bool room() const = 0;  // false: the peer reads too slowly; go on later
   virtual Draft begin(size_t parts, size_t body_bytes) = 0;
   virtual void finish(Header header) = 0;
+
+  // A frame without parts.
+  void send(const Header& header, std::span<const std::byte> body) {
+    const Draft draft = begin(0, body.size());
+    std::copy(body.begin(), body.end(), draft.body);
+    finish(header);
+  }
 };
 
 // What all sessions of a server share.
 class ServerState {
  public:
-  ServerState(uint32_t shards, std::vector<std::byte> token, size_t helpers);
+  ServerState(uint32_t shards, std::vector<std::byte> the_token, size_t helpers)
+      : store(shards), crew(helpers), token(std::move(the_token)) {}
 
   Store store;
   WorkCrew crew;
@@ -72,7 +82,7 @@ class Session {
     close,  // end the connection once what is in the sink was sent
   };
 
-  explicit Session(ServerState& server);
+  explicit Session(ServerState& server) : server_(server), number_(server.next_session()) {}
 
   // `descriptors`: file descriptors that came with the stream; taken from the front by `segment` frames.
   Outcome on_frame(const FrameView& frame, ReplySink& sink, std::vector<int>& descriptors);
@@ -89,7 +99,6 @@ class Session {
   Outcome on_request(const FrameView& frame, ReplySink& sink, std::vector<int>& descriptors);
   Outcome refuse_and_close(Status why, ReplySink& sink);
 
-  Status declare(const FrameView& frame);
   Status add_segment(const FrameView& frame, std::vector<int>& descriptors);
   Outcome push(const FrameView& frame, ReplySink& sink);
   Outcome pull(const FrameView& frame, ReplySink& sink);
@@ -111,7 +120,9 @@ class Session {
   Result<PullPart> check_pull(const FrameView& frame, const Part& part) const;
   Result<std::span<const std::byte>> array(const FrameView& frame, uint16_t segment, uint32_t at,
                                            size_t bytes) const;
-  void answer(const FrameView& frame, const Status& status, ReplySink& sink);
+  static Outcome answer(const FrameView& frame, const Status& status, ReplySink& sink);
+  static Outcome answer_parts(const FrameView& frame, std::span<const Ack> acks,
+                              const std::function<const Part&(size_t)>& request, ReplySink& sink);
 
   ServerState& server_;
   const uint64_t number_;

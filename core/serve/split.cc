@@ -40,6 +40,7 @@ SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint3
     ++split.begin[s + 1u];
   }
   for (uint32_t s = 0; s < shards; ++s) {
+    split.count_max = std::max<size_t>(split.count_max, split.begin[s + 1]);
     split.begin[s + 1] += split.begin[s];
   }
   std::vector<uint32_t> next(split.begin.begin(), split.begin.end() - 1);
@@ -78,43 +79,32 @@ uint32_t Merger::run(std::span<const int64_t> keys, int64_t* keys_out, First fir
   return distinct;
 }
 
-uint32_t Merger::merge(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
-                       uint32_t dim, int64_t* keys_out, float* sums_out) {
+uint32_t Merger::merge(PushMode mode, std::span<const int64_t> keys, const uint32_t* positions,
+                       const float* rows, uint32_t dim, int64_t* keys_out, float* sums_out) {
   const auto row = [&](size_t i) {
     if (i + kAhead < keys.size()) {
       prefetch_row(rows + size_t{positions[i + kAhead]} * dim, size_t{4} * dim);
     }
     return rows + size_t{positions[i]} * dim;
   };
-  return run(
-      keys, keys_out,
-      [&](uint32_t n, size_t i) { std::memcpy(sums_out + size_t{n} * dim, row(i), size_t{4} * dim); },
-      [&](uint32_t n, size_t i) { add_row(sums_out + size_t{n} * dim, row(i), dim); });
-}
-
-uint32_t Merger::keep_last(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
-                           uint32_t dim, int64_t* keys_out, float* values_out) {
-  const auto copy = [&](uint32_t n, size_t i) {
-    std::memcpy(values_out + size_t{n} * dim, rows + size_t{positions[i]} * dim, size_t{4} * dim);
+  const auto set = [&](uint32_t n, size_t i) {
+    std::memcpy(sums_out + size_t{n} * dim, row(i), size_t{4} * dim);
   };
-  return run(keys, keys_out, copy, copy);
+  if (mode == PushMode::assign) return run(keys, keys_out, set, set);
+  return run(keys, keys_out, set,
+             [&](uint32_t n, size_t i) { add_row(sums_out + size_t{n} * dim, row(i), dim); });
 }
 
 uint32_t Merger::distinct(std::span<const int64_t> keys, const uint32_t* positions, int64_t* keys_out,
                           uint32_t* positions_out, uint32_t* ends) {
-  if (numbers_.size() < keys.size()) {
-    numbers_.resize(keys.size());
-  }
+  if (numbers_.size() < keys.size()) numbers_.resize(keys.size());
+  const auto note = [&](uint32_t n, size_t i, uint32_t occurrences) {
+    numbers_[i] = n;
+    ends[n] = occurrences;
+  };
   const uint32_t count = run(
-      keys, keys_out,
-      [&](uint32_t n, size_t i) {
-        numbers_[i] = n;
-        ends[n] = 1;
-      },
-      [&](uint32_t n, size_t i) {
-        numbers_[i] = n;
-        ++ends[n];
-      });
+      keys, keys_out, [&](uint32_t n, size_t i) { note(n, i, 1); },
+      [&](uint32_t n, size_t i) { note(n, i, ends[n] + 1); });
   // Counts become beginnings; each position then moves its key's beginning towards its end.
   uint32_t begin = 0;
   for (uint32_t n = 0; n < count; ++n) {
