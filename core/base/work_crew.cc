@@ -25,9 +25,7 @@ WorkCrew::~WorkCrew() {
     stopping_ = true;
   }
   wanted_.notify_all();
-  for (std::thread& thread : threads_) {
-    thread.join();
-  }
+  for (std::thread& thread : threads_) thread.join();
 }
 
 void WorkCrew::work(Batch& batch) {
@@ -43,9 +41,7 @@ void WorkCrew::work(Batch& batch) {
 
 void WorkCrew::run(size_t items, const std::function<void(size_t)>& item, bool alone) {
   if (alone || items < 2 || threads_.empty()) {
-    for (size_t i = 0; i < items; ++i) {
-      item(i);
-    }
+    for (size_t i = 0; i < items; ++i) item(i);
     return;
   }
   Batch batch{.item = &item, .items = items};

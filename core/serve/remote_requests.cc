@@ -1,6 +1,5 @@
 // What a remote client sends: questions, pulls and pushes.
 #include <algorithm>
-#include <cassert>
 #include <cstring>
 
 #include "serve/remote_client.h"
@@ -44,14 +43,10 @@ Status RemoteClient::ask(Kind kind, uint32_t server, const Part* part, std::vect
   request->operation = operation;
   request->server = server;
   request->header.kind = static_cast<uint16_t>(kind);
-  if (part != nullptr) {
-    request->parts.push_back(*part);
-  }
+  if (part != nullptr) request->parts.push_back(*part);
   request->blocks.push_back(builder_.allocate(body.size(), false));
   if (request->blocks[0] == nullptr) return give_up(operation, "out of memory");
-  if (!body.empty()) {
-    std::memcpy(request->blocks[0]->bytes().data(), body.data(), body.size());
-  }
+  if (!body.empty()) std::memcpy(request->blocks[0]->bytes().data(), body.data(), body.size());
   request->body.push_back(request->blocks[0]->bytes().first(body.size()));
   request->body_bytes = body.size();
   submit(std::move(request));

@@ -169,9 +169,7 @@ bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const Spli
                                       std::span<const uint32_t> frame_shards, Merger& merger,
                                       Request& request) const {
   size_t count = 0;
-  for (const uint32_t shard : frame_shards) {
-    count += split.count(shard);
-  }
+  for (const uint32_t shard : frame_shards) count += split.count(shard);
   const auto block = allocate(padded(8 * count) + 8 * count, false);
   if (block == nullptr) return false;
   auto* keys = reinterpret_cast<int64_t*>(block->bytes().data());
@@ -185,9 +183,7 @@ bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const Spli
     part.count = merger.distinct(group, split.positions + split.begin[shard], keys + distinct,
                                  positions + placed, ends + distinct);
     part.keys_at = static_cast<uint32_t>(distinct * 2);
-    for (size_t n = distinct; n < distinct + part.count; ++n) {
-      ends[n] += placed;
-    }
+    for (size_t n = distinct; n < distinct + part.count; ++n) ends[n] += placed;
     distinct += part.count;
     placed += split.count(shard);
     request.parts.push_back(part);
@@ -239,9 +235,7 @@ std::vector<std::vector<uint32_t>> RequestBuilder::plan(const SplitKeys& split, 
   std::vector<std::vector<uint32_t>> in_turn;
   for (size_t i = 0; i < longest; ++i) {
     for (auto& frames : by_server) {
-      if (i < frames.size()) {
-        in_turn.push_back(std::move(frames[i]));
-      }
+      if (i < frames.size()) in_turn.push_back(std::move(frames[i]));
     }
   }
   return in_turn;
@@ -278,9 +272,7 @@ std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const Split
       *check = check_finite("push to " + title(spec) + " (duplicates summed)", {keys_out, distinct}, rows,
                             dim, options.wire());
     }
-    if (plain != nullptr) {
-      encode_rows(codec, rows, distinct, dim, memory + values_at);
-    }
+    if (plain != nullptr) encode_rows(codec, rows, distinct, dim, memory + values_at);
     Part part = part_of(spec, shard, codec);
     part.mode = static_cast<uint8_t>(options.mode);
     part.count = distinct;
@@ -303,9 +295,7 @@ std::shared_ptr<Request> RequestBuilder::push_pieces(const TableSpec& spec, uint
                                                      const PushOptions& options, bool shm) const {
   std::vector<int64_t> pieces;
   const uint32_t first = (shard + shards() - shard_of_key(spec, 0, shards())) % shards();
-  for (uint32_t piece = first; piece < spec.pieces(); piece += shards()) {
-    pieces.push_back(piece);
-  }
+  for (uint32_t piece = first; piece < spec.pieces(); piece += shards()) pieces.push_back(piece);
   const size_t key_bytes = padded(8 * pieces.size());
   const auto block = allocate(key_bytes + pieces.size() * (4 * size_t{kPieceFloats} + 64), shm);
   if (block == nullptr) return nullptr;

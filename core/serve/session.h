@@ -43,6 +43,13 @@ class ReplySink {
   }
 };
 
+struct ServerCounters {
+  std::atomic<uint64_t> connections{0};       // that proved the token, ever
+  std::atomic<uint64_t> connections_open{0};  // now, proved or not
+  std::atomic<uint64_t> refused{0}, pushes{0}, duplicates{0}, pulls{0};
+  std::atomic<uint64_t> rows_pushed{0}, rows_pulled{0}, bytes_in{0}, bytes_out{0};
+};
+
 // What all sessions of a server share.
 class ServerState {
  public:
@@ -53,10 +60,7 @@ class ServerState {
   WorkCrew crew;
   const std::vector<std::byte> token;
 
-  struct Counters {
-    std::atomic<uint64_t> connections{0}, refused{0}, pushes{0}, duplicates{0}, pulls{0};
-    std::atomic<uint64_t> rows_pushed{0}, rows_pulled{0}, bytes_in{0}, bytes_out{0};
-  } counters;
+  ServerCounters counters;
 
   // One per client: held while a request of that client runs, so that once a new connection was
   // welcomed, no request of an older one can still write into the client's memory.

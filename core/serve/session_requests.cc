@@ -1,7 +1,6 @@
 // The requests of an open session: push, pull, scan, figures. Every array that a frame names is checked
 // against the memory it claims to lie in before anything is done.
 #include <algorithm>
-#include <cassert>
 #include <cstring>
 
 #include "base/copy.h"
@@ -22,9 +21,7 @@ class TableFinder {
  public:
   explicit TableFinder(const Store& store) : store_(store) {}
   const TableSpec* find(uint32_t id) {
-    if (spec_ == nullptr || spec_->id != id) {
-      spec_ = store_.table(id);
-    }
+    if (spec_ == nullptr || spec_->id != id) spec_ = store_.table(id);
     return spec_.get();
   }
 
@@ -73,9 +70,7 @@ Session::Outcome Session::answer_parts(const FrameView& frame, std::span<const A
     if (failed.ok()) failed = ack.status;
   }
   const ReplySink::Draft draft = sink.begin(acks.size(), failed.message().size());
-  for (size_t i = 0; i < acks.size(); ++i) {
-    draft.parts[i] = reply_part(request(i), acks[i]);
-  }
+  for (size_t i = 0; i < acks.size(); ++i) draft.parts[i] = reply_part(request(i), acks[i]);
   std::memcpy(draft.body, failed.message().data(), failed.message().size());
   sink.finish(reply_header(frame, failed));
   return Outcome::done;
@@ -168,9 +163,7 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   server_.crew.run(groups.size(), apply, rows < kHelpRows);
   server_.counters.pushes += 1;
   server_.counters.rows_pushed += rows;
-  for (const Ack& ack : acks) {
-    server_.counters.duplicates += ack.duplicate ? 1 : 0;
-  }
+  for (const Ack& ack : acks) server_.counters.duplicates += ack.duplicate ? 1 : 0;
   return answer_parts(
       frame, acks, [&](size_t g) -> const Part& { return frame.parts[groups[g].first]; }, sink);
 }
@@ -240,9 +233,7 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
 
 void Session::send_pieces(const FrameView& frame, const std::vector<PullPiece>& pieces, ReplySink& sink) {
   size_t body = 0;
-  for (const PullPiece& piece : pieces) {
-    body += piece.bytes;
-  }
+  for (const PullPiece& piece : pieces) body += piece.bytes;
   const ReplySink::Draft draft = sink.begin(pieces.size(), body);
   Header reply = reply_header(frame);
   size_t at = 0;
@@ -341,9 +332,7 @@ Session::Outcome Session::figures(const FrameView& frame, ReplySink& sink) {
     return answer(frame, {Code::unknown_table, "figures were asked for a table that was not declared"}, sink);
   for (uint32_t s = 0; s < server_.store.shards(); ++s) {
     const Result<TableFigures> one = server_.store.shard(s).figures(frame.parts[0].table);
-    if (one.ok()) {
-      sum += *one;
-    }
+    if (one.ok()) sum += *one;
   }
   sink.send(reply_header(frame), std::as_bytes(std::span(&sum, 1)));
   return Outcome::done;

@@ -15,9 +15,7 @@ namespace {
 constexpr size_t kAhead = 16;  // rows asked for before they are read
 
 void add_row(float* sum, const float* row, uint32_t dim) {
-  for (uint32_t i = 0; i < dim; ++i) {
-    sum[i] += row[i];
-  }
+  for (uint32_t i = 0; i < dim; ++i) sum[i] += row[i];
 }
 
 }  // namespace
@@ -36,9 +34,7 @@ SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint3
       shard[i] = static_cast<uint16_t>(shard_of_key(spec, keys[i], shards));
     }
   }
-  for (const uint16_t s : shard) {
-    ++split.begin[s + 1u];
-  }
+  for (const uint16_t s : shard) ++split.begin[s + 1u];
   for (uint32_t s = 0; s < shards; ++s) {
     split.count_max = std::max<size_t>(split.count_max, split.begin[s + 1]);
     split.begin[s + 1] += split.begin[s];
@@ -107,12 +103,8 @@ uint32_t Merger::distinct(std::span<const int64_t> keys, const uint32_t* positio
       [&](uint32_t n, size_t i) { note(n, i, ends[n] + 1); });
   // Counts become beginnings; each position then moves its key's beginning towards its end.
   uint32_t begin = 0;
-  for (uint32_t n = 0; n < count; ++n) {
-    begin += std::exchange(ends[n], begin);
-  }
-  for (size_t i = 0; i < keys.size(); ++i) {
-    positions_out[ends[numbers_[i]]++] = positions[i];
-  }
+  for (uint32_t n = 0; n < count; ++n) begin += std::exchange(ends[n], begin);
+  for (size_t i = 0; i < keys.size(); ++i) positions_out[ends[numbers_[i]]++] = positions[i];
   return count;
 }
 

@@ -60,9 +60,7 @@ void Dedupe::fence(uint64_t client, uint32_t incarnation) {
 
 void Dedupe::forget(uint64_t client, uint32_t incarnation) {
   const auto it = records_.find(client);
-  if (it != records_.end() && it->second.incarnation <= incarnation) {
-    records_.erase(it);
-  }
+  if (it != records_.end() && it->second.incarnation <= incarnation) records_.erase(it);
 }
 
 }  // namespace shoal

@@ -8,17 +8,13 @@ namespace shoal {
 
 size_t DensePieces::memory_bytes() const {
   size_t bytes = 0;
-  for (const auto& [number, piece] : pieces_) {
-    bytes += piece.memory.capacity();
-  }
+  for (const auto& [number, piece] : pieces_) bytes += piece.memory.capacity();
   return bytes;
 }
 
 size_t DensePieces::value_floats() const {
   size_t floats = 0;
-  for (const auto& [number, piece] : pieces_) {
-    floats += spec_->floats(number);
-  }
+  for (const auto& [number, piece] : pieces_) floats += spec_->floats(number);
   return floats;
 }
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <span>
 
 #include "base/grow_array.h"
 #include "store/table_spec.h"

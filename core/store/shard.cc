@@ -1,7 +1,6 @@
 #include "store/shard.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 
 namespace shoal {
@@ -140,9 +139,7 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   if (identity != nullptr) dedupe_.make_room(*identity);
   bool whole = std::all_of(parts.begin(), parts.end(),
                            [&](const PushPart& part) { return prepare(part, parts.size() == 1); });
-  for (const PushPart& part : parts) {
-    whole = whole && apply(part, version_ + 1, step);
-  }
+  for (const PushPart& part : parts) whole = whole && apply(part, version_ + 1, step);
   if (!whole) {
     ack.status = {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
     return ack;

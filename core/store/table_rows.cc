@@ -162,9 +162,7 @@ bool TableRows::push(std::span<const int64_t> keys, Codec codec, const std::byte
       plain = decoded_.data();
     }
     update_rows(spec_->optimizer, lr, std::span<float* const>(rows.data(), count), plain, dim_);
-    for (size_t i = 0; i < count; ++i) {
-      touch(slots_[first + i], version, step);
-    }
+    for (size_t i = 0; i < count; ++i) touch(slots_[first + i], version, step);
   }
   return true;
 }
