@@ -7,13 +7,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "base/mutants.h"
 #include "base/sha256.h"
-#include "errors.h"
+#include "convert.h"
 #include "net/handshake.h"
 #include "serve/client_machine.h"
 #include "serve/request_builder.h"
@@ -32,8 +33,24 @@ nb::bytes to_python(const Bytes& bytes) {
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-std::span<const std::byte> view(const nb::bytes& bytes) {
-  return {reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()};
+// Reads `bytes` and hands what `next` gives, frames and errors, to `take_frame` until that gives false.
+void each_frame(FrameReader& reader, const nb::bytes& bytes,
+                const std::function<bool(Result<std::optional<FrameView>>)>& take_frame) {
+  const Bytes copy = to_bytes(bytes);
+  std::span<const std::byte> left = copy;
+  for (;;) {
+    Result<std::optional<FrameView>> next = reader.next();
+    if (!next.ok() || *next) {
+      if (!take_frame(std::move(next))) return;
+      continue;
+    }
+    if (left.empty()) return;
+    const std::span<std::byte> want = reader.want();
+    const size_t n = std::min(want.size(), left.size());
+    std::memcpy(want.data(), left.data(), n);
+    reader.commit(n);
+    left = left.subspan(n);
+  }
 }
 
 // Collects reply frames one by one.
@@ -60,7 +77,7 @@ class FrameList : public ReplySink {
 
 struct SimServer {
   SimServer(uint32_t shards, const nb::bytes& token)
-      : state(std::make_shared<ServerState>(shards, Bytes(view(token).begin(), view(token).end()), 0)) {}
+      : state(std::make_shared<ServerState>(shards, to_bytes(token), 0)) {}
 
   std::shared_ptr<ServerState> state;
 };
@@ -71,33 +88,17 @@ class SimSession {
   explicit SimSession(const SimServer& server) : state_(server.state), session_(*state_) {}
 
   nb::tuple feed(const nb::bytes& bytes) {
-    FrameReader& reader = reader_;
-    reader.set_body_bytes_max(session_.proved() ? kBodyMax : kHandshakeBodyMax);
+    reader_.set_body_bytes_max(session_.proved() ? kBodyMax : kHandshakeBodyMax);
     FrameList sink;
     std::vector<int> descriptors;
     bool open = true;
-    std::span<const std::byte> left = view(bytes);
-    while (open) {
-      Result<std::optional<FrameView>> next = reader.next();
-      if (!next.ok()) {
-        session_.refuse(next.status(), sink);
-        open = false;
-      } else if (*next) {
-        open = session_.on_frame(**next, sink, descriptors) != Session::Outcome::close;
-      } else if (left.empty()) {
-        break;
-      } else {
-        const std::span<std::byte> want = reader.want();
-        const size_t n = std::min(want.size(), left.size());
-        std::memcpy(want.data(), left.data(), n);
-        reader.commit(n);
-        left = left.subspan(n);
-      }
-    }
+    each_frame(reader_, bytes, [&](const Result<std::optional<FrameView>>& next) {
+      if (!next.ok()) session_.refuse(next.status(), sink);
+      open = next.ok() && session_.on_frame(**next, sink, descriptors) != Session::Outcome::close;
+      return open;
+    });
     nb::list frames;
-    for (const Bytes& frame : sink.frames) {
-      frames.append(to_python(frame));
-    }
+    for (const Bytes& frame : sink.frames) frames.append(to_python(frame));
     return nb::make_tuple(frames, open);
   }
 
@@ -109,22 +110,10 @@ class SimSession {
   FrameReader reader_{kHandshakeBodyMax};
 };
 
-Bytes small_frame(Kind kind, uint64_t client, uint32_t incarnation, const Digest& body) {
-  Header header;
-  header.kind = static_cast<uint16_t>(kind);
-  header.client = client;
-  header.incarnation = incarnation;
-  Bytes frame = encode_head(header, {}, body.size());
-  frame.insert(frame.end(), body.begin(), body.end());
-  return frame;
-}
-
 // What a simulator looks at in a frame: (kind, code, seq, low).
 nb::tuple head(const nb::bytes& frame) {
   Header header;
-  if (frame.size() < sizeof header) {
-    throw nb::value_error("a frame has at least a header");
-  }
+  if (frame.size() < sizeof header) throw nb::value_error("a frame has at least a header");
   std::memcpy(&header, frame.c_str(), sizeof header);
   return nb::make_tuple(header.kind, header.code, header.seq, header.low);
 }
@@ -145,21 +134,14 @@ class SimClient {
     if (challenge.size() >= sizeof(Header) + sizeof theirs) {
       std::memcpy(theirs.data(), challenge.c_str() + sizeof(Header), sizeof theirs);
     }
-    const Digest proof = client_proof(view(token), nonce_, theirs, client_, incarnation_);
+    const Digest proof = client_proof(to_bytes(token), nonce_, theirs, client_, incarnation_);
     return to_python(small_frame(Kind::proof, client_, incarnation_, proof));
   }
 
   nb::bytes declare(TableSpec spec) {
     spec.init.salt = mix64(spec.seed ^ hash_name(spec.name));
     tables_[spec.id] = std::make_shared<TableSpec>(spec);
-    Header header;
-    header.kind = static_cast<uint16_t>(Kind::declare);
-    header.client = client_;
-    header.incarnation = incarnation_;
-    const Bytes body = encode_table(spec);
-    Bytes frame = encode_head(header, {}, body.size());
-    frame.insert(frame.end(), body.begin(), body.end());
-    return to_python(frame);
+    return to_python(small_frame(Kind::declare, client_, incarnation_, encode_table(spec)));
   }
 
   // The number of the operation, or 0 where 256 pushes are open.
@@ -202,37 +184,24 @@ class SimClient {
     nb::list frames;
     while (const auto request = machine_.next_to_send(server)) {
       Bytes frame = encode_head(request->header, request->parts, request->body_bytes);
-      for (const auto piece : request->body) {
-        frame.insert(frame.end(), piece.begin(), piece.end());
-      }
+      for (const auto piece : request->body) frame.insert(frame.end(), piece.begin(), piece.end());
       frames.append(to_python(frame));
     }
     return frames;
   }
 
   void incoming(uint32_t server, const nb::bytes& bytes) {
-    FrameReader& reader = reader_;
-    std::span<const std::byte> left = view(bytes);
-    for (;;) {
-      const auto next = take(reader.next());
-      if (next) {
-        if (const auto request = machine_.find(server, next->header.request)) {
-          const auto code = static_cast<Code>(next->header.code);
-          const Status status =
-              code == Code::ok ? request->operation->on_reply(*request, *next) : Status{code, "refused"};
-          if (!status.ok() || next->header.last != 0) {
-            machine_.answered(server, next->header.request, status);
-          }
-        }
-        continue;
+    each_frame(reader_, bytes, [&](const Result<std::optional<FrameView>>& next) {
+      const FrameView frame = *take(next);
+      const uint64_t number = frame.header.request;
+      if (const auto request = machine_.find(server, number)) {
+        const auto code = static_cast<Code>(frame.header.code);
+        const Status status =
+            code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, "refused"};
+        if (!status.ok() || frame.header.last != 0) machine_.answered(server, number, status);
       }
-      if (left.empty()) return;
-      const std::span<std::byte> want = reader.want();
-      const size_t n = std::min(want.size(), left.size());
-      std::memcpy(want.data(), left.data(), n);
-      reader.commit(n);
-      left = left.subspan(n);
-    }
+      return true;
+    });
   }
 
   void lost(uint32_t server) { machine_.lost(server); }
@@ -273,12 +242,8 @@ void bind_protocol(nb::module_& parent) {
   nb::class_<SimServer>(m, "Server")
       .def(nb::init<uint32_t, const nb::bytes&>(), "shards"_a, "token"_a)
       .def("counters", [](const SimServer& self) {
-        const auto& c = self.state->counters;
-        nb::dict d;
-        d["pushes"] = c.pushes.load();
-        d["duplicates"] = c.duplicates.load();
-        d["refused"] = c.refused.load();
-        return d;
+        const ServerCounters& c = self.state->counters;
+        return counts({{"pushes", c.pushes}, {"duplicates", c.duplicates}, {"refused", c.refused}});
       });
   nb::class_<SimSession>(m, "Session")
       .def(nb::init<const SimServer&>(), "server"_a)
@@ -304,6 +269,6 @@ void bind_protocol(nb::module_& parent) {
       .def("rows", &SimClient::rows, "operation"_a);
   m.def("head", &head, "frame"_a);
 #ifdef SHOAL_MUTANTS
-  m.def("set_mutant", [](const std::string& name) { set_mutant(name.c_str()); }, "name"_a);
+  m.def("set_mutant", [](const std::string& name) { mutant = name; }, "name"_a);
 #endif
 }

@@ -4,7 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "base/hash.h"
-#include "errors.h"
+#include "convert.h"
 #include "serve/server.h"
 #include "store/store.h"
 
@@ -18,36 +18,32 @@ struct PyServer {
 };
 
 void make_server(PyServer* self, std::string host, uint16_t port, std::string unix_path,
-                 const nb::bytes& token, uint32_t shards, size_t threads, size_t frame_bytes_max) {
+                 const nb::bytes& token, uint32_t shards, size_t threads, size_t frame_bytes_max,
+                 size_t connections_max) {
   ServerOptions options;
   options.host = std::move(host);
   options.port = port;
   options.unix_path = std::move(unix_path);
-  const auto* data = reinterpret_cast<const std::byte*>(token.c_str());
-  options.token.assign(data, data + token.size());
+  options.token = to_bytes(token);
   options.shards = shards;
   options.threads = threads;
   options.frame_bytes_max = frame_bytes_max;
-  Result<std::unique_ptr<Server>> server = [&] {
-    nb::gil_scoped_release release;
-    return Server::start(std::move(options));
-  }();
-  new (self) PyServer{take(std::move(server))};
+  options.connections_max = connections_max;
+  new (self) PyServer{take(without_gil([&] { return Server::start(std::move(options)); }))};
 }
 
 nb::dict counters(const PyServer& self) {
-  const ServerFigures f = self.server->figures();
-  nb::dict d;
-  d["connections"] = f.connections;
-  d["refused"] = f.refused;
-  d["pushes"] = f.pushes;
-  d["duplicates"] = f.duplicates;
-  d["pulls"] = f.pulls;
-  d["rows_pushed"] = f.rows_pushed;
-  d["rows_pulled"] = f.rows_pulled;
-  d["bytes_in"] = f.bytes_in;
-  d["bytes_out"] = f.bytes_out;
-  return d;
+  const ServerCounters& c = self.server->counters();
+  return counts({{"connections", c.connections},
+                 {"connections_open", c.connections_open},
+                 {"refused", c.refused},
+                 {"pushes", c.pushes},
+                 {"duplicates", c.duplicates},
+                 {"pulls", c.pulls},
+                 {"rows_pushed", c.rows_pushed},
+                 {"rows_pulled", c.rows_pulled},
+                 {"bytes_in", c.bytes_in},
+                 {"bytes_out", c.bytes_out}});
 }
 
 nb::object key_shards(const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& keys,
@@ -67,12 +63,9 @@ void bind_server(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<PyServer>(m, "Server")
       .def("__init__", &make_server, nb::kw_only(), "host"_a, "port"_a, "unix_path"_a, "token"_a, "shards"_a,
-           "threads"_a, "frame_bytes_max"_a)
+           "threads"_a, "frame_bytes_max"_a, "connections_max"_a = 4096)
       .def_prop_ro("port", [](const PyServer& self) { return self.server->port(); })
       .def("counters", &counters)
-      .def("stop", [](PyServer& self) {
-        nb::gil_scoped_release release;
-        self.server->stop();
-      });
+      .def("stop", [](PyServer& self) { without_gil([&] { self.server->stop(); }); });
   m.def("key_shards", &key_shards, "keys"_a, "shards"_a);
 }

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "errors.h"
+#include "convert.h"
 #include "serve/store_client.h"
 
 namespace nb = nanobind;
@@ -35,26 +35,12 @@ Deadline deadline_in(double seconds) {
                                                 std::chrono::duration<double>(bounded));
 }
 
-Codec parse_codec(const std::string& name) {
-  constexpr std::array<const char*, 4> names{"fp32", "fp16", "bf16", "int8"};
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (name == names[i]) return static_cast<Codec>(i);
-  }
-  raise({Code::bad_input, "wire '" + name + "' is not one of fp32, fp16, bf16, int8"});
-}
-
 std::optional<Lane> parse_lane(const std::string& name) {
   if (name == "auto") return std::nullopt;
   for (const Lane lane : {Lane::shm, Lane::unix_socket, Lane::tcp}) {
     if (name == lane_name(lane)) return lane;
   }
   raise({Code::bad_input, "lane '" + name + "' is not one of auto, shm, unix, tcp"});
-}
-
-template <typename T>
-std::vector<std::byte> to_bytes(const T& bytes) {
-  const auto* data = reinterpret_cast<const std::byte*>(bytes.c_str());
-  return {data, data + bytes.size()};
 }
 
 class PyClient;
@@ -114,34 +100,29 @@ template <typename Call>
 Ticket start(const PyClientPtr& self, bool flat, nb::object out, Call call) {
   StoreClient& client = self->use();
   const std::shared_ptr<void> kept = out.is_none() ? nullptr : keep_object(std::move(out));
-  Result<StoreClient::OperationPtr> result = [&] {
-    nb::gil_scoped_release release;
-    return call(client, kept);
-  }();
-  return {self, take(std::move(result)), flat};
+  return {self, take(without_gil([&] { return call(client, kept); })), flat};
 }
 
 std::span<float> out_span(const std::optional<Out>& out) {
   return out ? std::span<float>(out->data(), out->size()) : std::span<float>();
 }
 
+// Keeps `object` for as long as an array that is a view of it lives.
+template <typename T>
+nb::capsule capsule_of(T object) {
+  auto owner = std::make_unique<T>(std::move(object));
+  nb::capsule keep(owner.get(), [](void* p) noexcept { std::default_delete<T>()(static_cast<T*>(p)); });
+  [[maybe_unused]] T* owned = owner.release();
+  return keep;
+}
+
 nb::object rows_of(const Ticket& ticket) {
   const auto& operation = ticket.operation;
-  if (operation->block == nullptr) {
-    return nb::none();  // a push, or the caller's own memory
-  }
-  // The array owns the operation, and through it the block that it is a view of.
-  auto owner = std::make_unique<StoreClient::OperationPtr>(operation);
-  nb::capsule keep(owner.get(), [](void* p) noexcept {
-    const std::unique_ptr<StoreClient::OperationPtr> gone(static_cast<StoreClient::OperationPtr*>(p));
-  });
-  [[maybe_unused]] auto* owned = owner.release();
-  if (ticket.flat) {
-    return nb::cast(
-        nb::ndarray<nb::numpy, float, nb::ndim<1>>(operation->out, {operation->row_floats}, keep));
-  }
-  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(operation->out,
-                                                             {operation->rows, operation->row_floats}, keep));
+  if (operation->block == nullptr) return nb::none();  // a push, or the caller's own memory
+  const std::array<size_t, 2> shape{operation->rows, operation->row_floats};
+  const size_t flat = ticket.flat ? 1 : 0;
+  return nb::cast(
+      nb::ndarray<nb::numpy, float>(operation->out, 2 - flat, shape.data() + flat, capsule_of(operation)));
 }
 
 nb::object wait_for(Ticket& ticket, double timeout_s) {
@@ -150,24 +131,15 @@ nb::object wait_for(Ticket& ticket, double timeout_s) {
   while (!ticket.operation->done()) {
     // In slices, so that Ctrl-C is heard within one.
     const Deadline slice = std::min(deadline, deadline_in(kSliceSeconds));
-    const Status status = [&] {
-      nb::gil_scoped_release release;
-      return client.wait(ticket.operation, slice);
-    }();
+    const Status status = without_gil([&] { return client.wait(ticket.operation, slice); });
     if (status.code() != Code::timeout || slice == deadline) {
       check(status);
       break;
     }
-    if (PyErr_CheckSignals() != 0) {
-      throw nb::python_error();
-    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
   check(ticket.operation->status());
   return rows_of(ticket);
-}
-
-PushOptions push_options(PushMode mode, float lr, Codec codec, uint64_t step) {
-  return {.lr = lr, .mode = mode, .codec = codec, .step = step};
 }
 
 void check_count(const char* verb, size_t keys) {
@@ -234,42 +206,34 @@ PyClientPtr connect(uint64_t client_id, uint32_t incarnation, const nb::bytes& t
   options.shm_bytes_max = shm_bytes_max;
   bool sound = !options.servers.empty() && !options.placement.empty() &&
                options.placement.size() <= kShardsMax && options.terms.size() == options.placement.size();
-  for (const uint32_t server : options.placement) {
-    sound = sound && server < options.servers.size();
-  }
+  for (const uint32_t server : options.placement) sound = sound && server < options.servers.size();
   if (!sound) {
     raise({Code::bad_input, "the placement names a server that is not in the list, or none at all"});
   }
-  Result<std::unique_ptr<StoreClient>> client = [&] {
-    nb::gil_scoped_release release;
-    return connect_remote(std::move(options), deadline_in(timeout_s));
-  }();
-  return std::make_shared<PyClient>(take(std::move(client)));
+  return std::make_shared<PyClient>(
+      take(without_gil([&] { return connect_remote(std::move(options), deadline_in(timeout_s)); })));
 }
 
 nb::dict figures_dict(const TableFigures& f) {
-  nb::dict d;
-  d["rows"] = f.rows;
-  d["value_bytes"] = f.value_bytes;
-  d["state_bytes"] = f.state_bytes;
-  d["memory_bytes"] = f.memory_bytes;
-  d["pushes"] = f.pushes;
-  d["pulls"] = f.pulls;
-  return d;
+  return counts({{"rows", f.rows},
+                 {"value_bytes", f.value_bytes},
+                 {"state_bytes", f.state_bytes},
+                 {"memory_bytes", f.memory_bytes},
+                 {"pushes", f.pushes},
+                 {"pulls", f.pulls}});
 }
 
 nb::dict counters_dict(const ClientCounters& c) {
-  nb::dict d;
-  d["lanes"] = c.lanes;
-  d["pulls"] = c.pulls;
-  d["pushes"] = c.pushes;
-  d["requests"] = c.requests;
-  d["retries"] = c.retries;
-  d["reconnects"] = c.reconnects;
-  d["bytes_sent"] = c.bytes_sent;
-  d["bytes_received"] = c.bytes_received;
-  d["shared_bytes"] = c.shared_bytes;
-  return d;
+  nb::dict dict = counts({{"pulls", c.pulls},
+                          {"pushes", c.pushes},
+                          {"requests", c.requests},
+                          {"retries", c.retries},
+                          {"reconnects", c.reconnects},
+                          {"bytes_sent", c.bytes_sent},
+                          {"bytes_received", c.bytes_received},
+                          {"shared_bytes", c.shared_bytes}});
+  dict["lanes"] = c.lanes;
+  return dict;
 }
 
 nb::tuple scan(const PyClientPtr& self, uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
@@ -279,20 +243,15 @@ nb::tuple scan(const PyClientPtr& self, uint32_t table, uint32_t shard, uint64_t
     raise({Code::bad_input,
            "shard " + std::to_string(shard) + " is not below " + std::to_string(client.shards())});
   }
-  Result<ScanPage> page = [&] {
-    nb::gil_scoped_release release;
-    return client.scan(table, shard, cursor, rows_max, deadline_in(timeout_s));
-  }();
-  auto held = std::make_unique<ScanPage>(take(std::move(page)));
-  ScanPage* raw = held.get();
-  nb::capsule keep(held.release(),
-                   [](void* p) noexcept { const std::unique_ptr<ScanPage> gone(static_cast<ScanPage*>(p)); });
-  const size_t count = raw->keys.size();
-  const size_t dim = count == 0 ? 0 : raw->values.size() / count;
-  const int64_t next = raw->next ? static_cast<int64_t>(*raw->next) : -1;
+  const auto page = std::make_shared<ScanPage>(
+      take(without_gil([&] { return client.scan(table, shard, cursor, rows_max, deadline_in(timeout_s)); })));
+  const size_t count = page->keys.size();
+  const size_t dim = count == 0 ? 0 : page->values.size() / count;
+  const int64_t next = page->next ? static_cast<int64_t>(*page->next) : -1;
+  const nb::capsule keep = capsule_of(page);
   return nb::make_tuple(
-      nb::cast(nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(raw->keys.data(), {count}, keep)),
-      nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(raw->values.data(), {count, dim}, keep)), next);
+      nb::cast(nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(page->keys.data(), {count}, keep)),
+      nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(page->values.data(), {count, dim}, keep)), next);
 }
 
 void bind_rows(nb::class_<PyClient>& c) {
@@ -301,7 +260,7 @@ void bind_rows(nb::class_<PyClient>& c) {
       "pull",
       [](const PyClientPtr& self, uint32_t table, const Keys& keys, const std::string& codec,
          std::optional<Out> out, double timeout_s) {
-        const Codec wire = parse_codec(codec);
+        const Codec wire = codec_names.parse(codec);
         const std::span<float> to = out_span(out);
         check_count("pull", keys.size());
         return start(self, false, out ? nb::cast(*out) : nb::none(),
@@ -315,15 +274,14 @@ void bind_rows(nb::class_<PyClient>& c) {
       "push",
       [](const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& grads, float lr,
          const std::string& codec, uint64_t step, double timeout_s) {
-        return push_rows(self, table, keys, grads,
-                         push_options(PushMode::update, lr, parse_codec(codec), step), timeout_s);
+        const PushOptions options{.lr = lr, .codec = codec_names.parse(codec), .step = step};
+        return push_rows(self, table, keys, grads, options, timeout_s);
       },
       "table"_a, "keys"_a, "grads"_a, nb::kw_only(), "lr"_a, "codec"_a = "fp32", "step"_a = 0, "timeout_s"_a);
   c.def(
       "assign",
       [](const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& values, double timeout_s) {
-        return push_rows(self, table, keys, values, push_options(PushMode::assign, NAN, Codec::fp32, 0),
-                         timeout_s);
+        return push_rows(self, table, keys, values, {.lr = NAN, .mode = PushMode::assign}, timeout_s);
       },
       "table"_a, "keys"_a, "values"_a, nb::kw_only(), "timeout_s"_a);
 }
@@ -334,7 +292,7 @@ void bind_tensors(nb::class_<PyClient>& c) {
       "pull_tensor",
       [](const PyClientPtr& self, uint32_t tensor, const std::string& codec, std::optional<Out> out,
          double timeout_s) {
-        const Codec wire = parse_codec(codec);
+        const Codec wire = codec_names.parse(codec);
         const std::span<float> to = out_span(out);
         return start(self, true, out ? nb::cast(*out) : nb::none(),
                      [&](StoreClient& client, const std::shared_ptr<void>& kept) {
@@ -346,24 +304,19 @@ void bind_tensors(nb::class_<PyClient>& c) {
       "push_tensor",
       [](const PyClientPtr& self, uint32_t tensor, const Floats& grad, float lr, const std::string& codec,
          uint64_t step, double timeout_s) {
-        return push_dense(self, tensor, grad, push_options(PushMode::update, lr, parse_codec(codec), step),
-                          timeout_s);
+        const PushOptions options{.lr = lr, .codec = codec_names.parse(codec), .step = step};
+        return push_dense(self, tensor, grad, options, timeout_s);
       },
       "tensor"_a, "grad"_a, nb::kw_only(), "lr"_a, "codec"_a = "fp32", "step"_a = 0, "timeout_s"_a);
-  c.def(
-      "init_tensor",
-      [](const PyClientPtr& self, uint32_t tensor, const Floats& value, double timeout_s) {
-        return push_dense(self, tensor, value, push_options(PushMode::init_once, NAN, Codec::fp32, 0),
-                          timeout_s);
-      },
-      "tensor"_a, "value"_a, nb::kw_only(), "timeout_s"_a);
-  c.def(
-      "assign_tensor",
-      [](const PyClientPtr& self, uint32_t tensor, const Floats& value, double timeout_s) {
-        return push_dense(self, tensor, value, push_options(PushMode::assign, NAN, Codec::fp32, 0),
-                          timeout_s);
-      },
-      "tensor"_a, "value"_a, nb::kw_only(), "timeout_s"_a);
+  for (const auto& [name, mode] :
+       {std::pair{"init_tensor", PushMode::init_once}, std::pair{"assign_tensor", PushMode::assign}}) {
+    c.def(
+        name,
+        [mode](const PyClientPtr& self, uint32_t tensor, const Floats& value, double timeout_s) {
+          return push_dense(self, tensor, value, {.lr = NAN, .mode = mode}, timeout_s);
+        },
+        "tensor"_a, "value"_a, nb::kw_only(), "timeout_s"_a);
+  }
 }
 
 }  // namespace
@@ -376,8 +329,7 @@ void bind_store(nb::module_& m) {
       .def("wait", &wait_for, "timeout_s"_a)
       .def("leave", [](const Ticket& self) {
         StoreClient& c = self.client->use();
-        nb::gil_scoped_release release;
-        c.leave(self.operation);
+        without_gil([&] { c.leave(self.operation); });
       });
   nb::class_<PyClient> client(m, "Client");
   client.def_static(
@@ -396,11 +348,7 @@ void bind_store(nb::module_& m) {
       "declare",
       [](const PyClientPtr& self, const TableSpec& spec, double timeout_s) {
         StoreClient& c = self->use();
-        const Status status = [&] {
-          nb::gil_scoped_release release;
-          return c.declare(spec, deadline_in(timeout_s));
-        }();
-        check(status);
+        check(without_gil([&] { return c.declare(spec, deadline_in(timeout_s)); }));
       },
       "spec"_a, "timeout_s"_a);
   bind_rows(client);
@@ -409,24 +357,17 @@ void bind_store(nb::module_& m) {
       "table_stats",
       [](const PyClientPtr& self, uint32_t table, double timeout_s) {
         StoreClient& c = self->use();
-        return figures_dict(take([&] {
-          nb::gil_scoped_release release;
-          return c.figures(table, deadline_in(timeout_s));
-        }()));
+        return figures_dict(take(without_gil([&] { return c.figures(table, deadline_in(timeout_s)); })));
       },
       "table"_a, "timeout_s"_a);
   client.def("scan", &scan, "table"_a, "shard"_a, "cursor"_a, "rows_max"_a, "timeout_s"_a);
   client.def("counters", [](const PyClientPtr& self) {
     StoreClient& c = self->use();
-    return counters_dict([&] {
-      nb::gil_scoped_release release;
-      return c.counters();
-    }());
+    return counters_dict(without_gil([&] { return c.counters(); }));
   });
   client.def_prop_ro("shards", [](const PyClientPtr& self) { return self->use().shards(); });
   client.def("close", [](const PyClientPtr& self) {
     StoreClient& c = self->use();
-    nb::gil_scoped_release release;
-    c.close();
+    without_gil([&] { c.close(); });
   });
 }

@@ -5,13 +5,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/hash.h"
-#include "errors.h"
+#include "convert.h"
 #include "update/init.h"
 #include "update/optimizer.h"
 #include "wire/codec.h"
@@ -25,29 +24,9 @@ template <typename Scalar>
 using In = nb::ndarray<const Scalar, nb::c_contig, nb::device::cpu>;
 using InOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Names by number; a number starts at `first` in its enum.
-template <typename Enum, size_t count>
-struct Names {
-  const char* what;
-  size_t first;
-  std::array<const char*, count> names;
-
-  std::string name(Enum value) const { return names.at(static_cast<size_t>(value) - first); }
-
-  Enum parse(const std::string& name) const {
-    std::string known;
-    for (size_t i = 0; i < count; ++i) {
-      if (name == names[i]) return static_cast<Enum>(i + first);
-      known += std::string(i == 0 ? "" : ", ") + names[i];
-    }
-    raise(Status(Code::bad_input, std::string(what) + " is '" + name + "'; allowed: " + known));
-  }
-};
-
 constexpr Names<OptimizerKind, 6> optimizer_names = {
     "optimizer kind", 1, {"sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"}};
 constexpr Names<InitKind, 4> init_names = {"init kind", 1, {"zeros", "constant", "uniform", "normal"}};
-constexpr Names<Codec, 4> codec_names = {"codec", 0, {"fp32", "fp16", "bf16", "int8"}};
 
 void require(bool holds, const std::string& message) {
   if (!holds) raise(Status(Code::bad_input, message));

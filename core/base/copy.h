@@ -37,12 +37,8 @@ inline void copy_floats(float* to, const void* from, size_t floats, bool stream)
     }
   }
 #endif
-  for (; done + 64 <= bytes; done += 64) {
-    std::memcpy(out + done, in + done, 64);
-  }
-  for (; done < bytes; done += 4) {
-    std::memcpy(out + done, in + done, 4);
-  }
+  for (; done + 64 <= bytes; done += 64) std::memcpy(out + done, in + done, 64);
+  for (; done < bytes; done += 4) std::memcpy(out + done, in + done, 4);
 }
 
 // Before anybody is told that streamed rows are there.

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 #define SHOAL_INLINE inline __attribute__((always_inline))

@@ -37,9 +37,7 @@ __attribute__((target("sse4.2"))) uint32_t crc32c_by_instruction(std::span<const
     data = data.subspan(8);
   }
   auto last = static_cast<uint32_t>(state);
-  for (const std::byte byte : data) {
-    last = _mm_crc32_u8(last, std::to_integer<uint8_t>(byte));
-  }
+  for (const std::byte byte : data) last = _mm_crc32_u8(last, std::to_integer<uint8_t>(byte));
   return ~last;
 }
 #endif

@@ -18,9 +18,7 @@ inline uint64_t mix64(uint64_t x) {
 // Names (tables, tensors) to 64 bits: FNV-1a, then mixed.
 inline uint64_t hash_name(std::string_view name) {
   uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char c : name) {
-    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ULL;
-  }
+  for (const char c : name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ULL;
   return mix64(hash);
 }
 

@@ -4,11 +4,11 @@
 #pragma once
 
 #ifdef SHOAL_MUTANTS
+#include <string>
 namespace shoal {
-bool mutant_active(const char* name);
-void set_mutant(const char* name);  // "" switches all off
+inline std::string mutant;  // "": none
 }  // namespace shoal
-#define SHOAL_MUTANT(name) ::shoal::mutant_active(#name)
+#define SHOAL_MUTANT(name) (::shoal::mutant == #name)
 #else
 #define SHOAL_MUTANT(name) false
 #endif

@@ -21,9 +21,7 @@ constexpr std::array<uint32_t, 64> first_primes() {
   size_t count = 0;
   for (uint32_t n = 2; count < primes.size(); ++n) {
     bool prime = true;
-    for (size_t i = 0; i < count; ++i) {
-      prime = prime && n % primes[i] != 0;
-    }
+    for (size_t i = 0; i < count; ++i) prime = prime && n % primes[i] != 0;
     if (prime) primes[count++] = n;
   }
   return primes;
@@ -38,9 +36,7 @@ constexpr uint32_t root_fraction(uint32_t n, int power) {
   for (int bit = 37; bit >= 0; --bit) {
     const uint64_t candidate = root | (uint64_t{1} << bit);
     unsigned __int128 raised = candidate;
-    for (int i = 1; i < power; ++i) {
-      raised *= candidate;
-    }
+    for (int i = 1; i < power; ++i) raised *= candidate;
     if (raised <= target) root = candidate;
   }
   return static_cast<uint32_t>(root);
@@ -50,9 +46,7 @@ template <size_t count>
 constexpr std::array<uint32_t, count> root_fractions(int power) {
   constexpr auto primes = first_primes();
   std::array<uint32_t, count> constants{};
-  for (size_t i = 0; i < count; ++i) {
-    constants[i] = root_fraction(primes[i], power);
-  }
+  for (size_t i = 0; i < count; ++i) constants[i] = root_fraction(primes[i], power);
   return constants;
 }
 
@@ -80,9 +74,7 @@ void compress(std::array<uint32_t, 8>& state, const std::byte* block) {
     const uint32_t majority = (s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]);
     s = {t1 + sum0 + majority, s[0], s[1], s[2], s[3] + t1, s[4], s[5], s[6]};
   }
-  for (size_t i = 0; i < s.size(); ++i) {
-    state[i] += s[i];
-  }
+  for (size_t i = 0; i < s.size(); ++i) state[i] += s[i];
 }
 
 }  // namespace
@@ -96,9 +88,7 @@ Digest sha256(std::span<const std::byte> data) {
     message[message.size() - 1 - i] = static_cast<std::byte>(uint64_t{data.size()} * 8 >> (8 * i));
   }
   std::array<uint32_t, 8> state = initial;
-  for (size_t at = 0; at < message.size(); at += block_bytes) {
-    compress(state, message.data() + at);
-  }
+  for (size_t at = 0; at < message.size(); at += block_bytes) compress(state, message.data() + at);
   Digest digest;
   for (size_t i = 0; i < digest.size(); ++i) {
     digest[i] = static_cast<std::byte>(state[i / 4] >> (24 - 8 * (i % 4)));
@@ -113,9 +103,7 @@ Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> da
   const auto keyed = [key](std::byte mask, std::span<const std::byte> rest) {
     std::vector<std::byte> message(key.begin(), key.end());
     message.resize(block_bytes);
-    for (std::byte& byte : message) {
-      byte ^= mask;
-    }
+    for (std::byte& byte : message) byte ^= mask;
     message.insert(message.end(), rest.begin(), rest.end());
     return sha256(message);
   };

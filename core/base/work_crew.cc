@@ -25,23 +25,26 @@ WorkCrew::~WorkCrew() {
     stopping_ = true;
   }
   wanted_.notify_all();
-  for (std::thread& thread : threads_) {
-    thread.join();
-  }
+  for (std::thread& thread : threads_) thread.join();
 }
 
 void WorkCrew::work(Batch& batch) {
   for (size_t i = batch.next.fetch_add(1); i < batch.items; i = batch.next.fetch_add(1)) {
-    (*batch.item)(i);
+    try {
+      (*batch.item)(i);
+    } catch (...) {  // out of memory: it fails the caller's request, not the thread that helps
+      const std::lock_guard lock(mutex_);
+      if (batch.failed == nullptr) batch.failed = std::current_exception();
+    }
   }
 }
 
-void WorkCrew::run(size_t items, const std::function<void(size_t)>& item) {
-  Batch batch{.item = &item, .items = items};
-  if (items < 2 || threads_.empty()) {
-    work(batch);
+void WorkCrew::run(size_t items, const std::function<void(size_t)>& item, bool alone) {
+  if (alone || items < 2 || threads_.empty()) {
+    for (size_t i = 0; i < items; ++i) item(i);
     return;
   }
+  Batch batch{.item = &item, .items = items};
   std::unique_lock lock(mutex_);
   const auto place = batches_.insert(batches_.end(), &batch);
   lock.unlock();
@@ -50,6 +53,7 @@ void WorkCrew::run(size_t items, const std::function<void(size_t)>& item) {
   lock.lock();
   batches_.erase(place);  // nobody joins any more; wait for those who did
   left_.wait(lock, [&] { return batch.helping == 0; });
+  if (batch.failed != nullptr) std::rethrow_exception(batch.failed);
 }
 
 void WorkCrew::help() {

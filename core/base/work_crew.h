@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <exception>
 #include <functional>
 #include <list>
 #include <mutex>
@@ -20,9 +21,10 @@ class WorkCrew {
   WorkCrew(const WorkCrew&) = delete;
   WorkCrew& operator=(const WorkCrew&) = delete;
 
-  // Calls item(i) for every i in [0, items), on this thread and any that are free; returns when all are
-  // done. Thread-safe; items must not call `run`.
-  void run(size_t items, const std::function<void(size_t)>& item);
+  // Calls item(i) for every i in [0, items), on this thread and (unless `alone`: a little work is over before
+  // a helper is awake) any that are free; returns when all are
+  // done, or throws what the first item to fail threw. Thread-safe; items must not call `run`.
+  void run(size_t items, const std::function<void(size_t)>& item, bool alone = false);
 
   size_t helpers() const { return threads_.size(); }
 
@@ -31,11 +33,12 @@ class WorkCrew {
     const std::function<void(size_t)>* item;
     size_t items;
     std::atomic<size_t> next{0};
-    size_t helping = 0;  // guarded by mutex_
+    size_t helping = 0;                   // guarded by mutex_
+    std::exception_ptr failed = nullptr;  // guarded by mutex_
   };
 
   void help();
-  static void work(Batch& batch);
+  void work(Batch& batch);
 
   std::mutex mutex_;
   std::condition_variable wanted_;

@@ -20,9 +20,7 @@ void take_descriptors(const cmsghdr& control, std::vector<int>& fds) {
 }
 
 void close_from(std::vector<int>& fds, size_t first) {
-  for (size_t i = first; i < fds.size(); ++i) {
-    close(fds[i]);
-  }
+  for (size_t i = first; i < fds.size(); ++i) close(fds[i]);
   fds.resize(first);
 }
 
@@ -45,9 +43,7 @@ ssize_t recv_with_descriptors(int socket, std::span<std::byte> buffer, std::vect
   } while (n < 0 && errno == EINTR);
   if (n < 0) return n;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
-    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
-      take_descriptors(*c, fds);
-    }
+    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) take_descriptors(*c, fds);
   }
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     close_from(fds, before);

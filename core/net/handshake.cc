@@ -17,9 +17,7 @@ constexpr size_t transcript_bytes =
 
 template <typename T>
 std::byte* put_little_endian(std::byte* to, T value) {
-  for (size_t i = 0; i < sizeof(T); ++i) {
-    *to++ = static_cast<std::byte>(value >> (8 * i));
-  }
+  for (size_t i = 0; i < sizeof(T); ++i) *to++ = static_cast<std::byte>(value >> (8 * i));
   return to;
 }
 

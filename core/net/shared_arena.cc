@@ -87,9 +87,7 @@ class SharedArena final : public Arena {
   // that threads in need of one do not each make their own; it takes some 20 us, and is rare.
   std::shared_ptr<Region> grow(size_t bytes) {
     const size_t wanted = round_up(std::max(bytes, segment_bytes_min_), page_bytes);
-    if (*mapped_ + wanted > bytes_max_) {
-      drop_free_regions(bytes);
-    }
+    if (*mapped_ + wanted > bytes_max_) drop_free_regions(bytes);
     // Near the limit, a smaller segment than usual is better than none.
     const size_t left = bytes_max_ - std::min<size_t>(bytes_max_, *mapped_);
     const size_t size = std::min(wanted, left / page_bytes * page_bytes);

@@ -224,9 +224,7 @@ Result<Fd> connect_tcp(const std::string& host, uint16_t port, int timeout_ms) {
       return fd;
     }
     // The address that exists gives the better reason.
-    if (!is_family_missing(this_error) || is_family_missing(error)) {
-      error = this_error;
-    }
+    if (!is_family_missing(this_error) || is_family_missing(error)) error = this_error;
   }
   return connect_error(describe(host, port), error, timeout_ms);
 }
@@ -271,12 +269,8 @@ Result<Fd> listen_unix(const std::string& path) {
     return Status(Code::bad_input, "socket " + path + " is in use, or is a file that is no socket");
   }
   // Before listen: until then nobody can connect, so the file is never open to others.
-  if (error == 0 && !is_abstract(path) && chmod(path.c_str(), 0600) != 0) {
-    error = errno;
-  }
-  if (error == 0 && listen(fd.get(), SOMAXCONN) != 0) {
-    error = errno;
-  }
+  if (error == 0 && !is_abstract(path) && chmod(path.c_str(), 0600) != 0) error = errno;
+  if (error == 0 && listen(fd.get(), SOMAXCONN) != 0) error = errno;
   if (error != 0) return Status(Code::bad_input, "can not listen on socket " + path + ": " + reason(error));
   return fd;
 }

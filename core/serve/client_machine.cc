@@ -32,9 +32,7 @@ void ClientMachine::add(std::shared_ptr<Request> request) {
   request->header.seq = operation.seq_;
   assert(operation.open_ > 0);
   ++operation.open_;
-  for (const auto& block : request->blocks) {
-    server.bytes_open += block->bytes().size();
-  }
+  for (const auto& block : request->blocks) server.bytes_open += block->bytes().size();
   server.unsent.push_back(number);
   server.open.emplace(number, std::move(request));
 }
@@ -75,13 +73,9 @@ void ClientMachine::answered(uint32_t server, uint64_t number, Status status) {
   if (s.sent.erase(number) == 0) {
     std::erase(s.unsent, number);  // answered to an earlier sending, before it was sent again
   }
-  for (const auto& block : request->blocks) {
-    s.bytes_open -= block->bytes().size();
-  }
+  for (const auto& block : request->blocks) s.bytes_open -= block->bytes().size();
   Operation& operation = *request->operation;
-  if (!status.ok() && operation.status_.ok()) {
-    operation.status_ = std::move(status);
-  }
+  if (!status.ok() && operation.status_.ok()) operation.status_ = std::move(status);
   close_one(operation);
 }
 
@@ -94,9 +88,7 @@ void ClientMachine::lost(uint32_t server) {
       seq = seq == 0 ? 0 : next_seq_++;
     }
   }
-  if (SHOAL_MUTANT(never_again)) {
-    s.sent.clear();
-  }
+  if (SHOAL_MUTANT(never_again)) s.sent.clear();
   // Request numbers grow with time, and whatever was sent is older than what was not.
   s.unsent.insert(s.unsent.begin(), s.sent.begin(), s.sent.end());
   s.sent.clear();

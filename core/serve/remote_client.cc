@@ -357,14 +357,6 @@ Result<StoreClient::OperationPtr> RemoteClient::seal(const OperationPtr& operati
   return operation;
 }
 
-Result<StoreClient::OperationPtr> RemoteClient::seal_push(const OperationPtr& operation) {
-  {
-    const std::lock_guard lock(mutex_);
-    ++pushes_;
-  }
-  return seal(operation);
-}
-
 Status RemoteClient::wait(const OperationPtr& operation, Deadline deadline) {
   const Status status = until([&] { return operation->done(); }, deadline);
   if (operation->done()) {

@@ -14,6 +14,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "base/pool.h"
 #include "serve/link.h"
 #include "serve/request_builder.h"
 #include "serve/store_client.h"
@@ -29,13 +30,6 @@ class RemoteClient : public StoreClient {
   Status connect(Deadline deadline);
 
   Status declare(const TableSpec& spec, Deadline deadline) override;
-  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, OutMemory out,
-                            Deadline deadline) override;
-  Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
-                            const PushOptions& options, Deadline deadline) override;
-  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, OutMemory out, Deadline deadline) override;
-  Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values, const PushOptions& options,
-                                   Deadline deadline) override;
   Result<TableFigures> figures(uint32_t table, Deadline deadline) override;
   Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
                         Deadline deadline) override;
@@ -81,27 +75,30 @@ class RemoteClient : public StoreClient {
   std::string describe_peer(uint32_t server) const;
   Status begin(ClientOperation& operation, bool is_push, Deadline deadline);
   Result<OperationPtr> seal(const OperationPtr& operation);
-  Result<OperationPtr> seal_push(const OperationPtr& operation);
 
   // remote_requests.cc: what is sent
-  Result<std::shared_ptr<const TableSpec>> find(uint32_t table, bool dense);
-  bool any_shm() const;
-  Status prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats, const OutMemory& out);
+  Result<SpecPtr> lookup(uint32_t table) override;
+  std::shared_ptr<Block> allocate_rows(size_t bytes) override { return builder_.allocate(bytes, any_shm()); }
   Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation,
-                                 std::span<const int64_t> keys, Deadline deadline);
+                                 std::span<const int64_t> keys, Deadline deadline) override;
+  Result<OperationPtr> send_push(const OperationPtr& operation, std::span<const int64_t> keys,
+                                 const float* values, const PushOptions& options, bool sums_are_safe,
+                                 Deadline deadline) override;
+  Result<OperationPtr> send_tensor(const OperationPtr& operation, std::span<const float> values,
+                                   const PushOptions& options, Deadline deadline) override;
+  bool any_shm() const;
   Status send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request, Deadline deadline);
   Status give_up(const OperationPtr& operation, const char* why);
   using OnReply = std::function<Status(const FrameView&)>;
   Status ask(Kind kind, uint32_t server, const Part* part, std::vector<std::byte> body, OnReply on_reply,
              Deadline deadline);
-  std::unique_ptr<Merger> take_merger();
-  void give_back(std::unique_ptr<Merger> merger);
 
   const RemoteOptions options_;
   const std::shared_ptr<Arena> shared_arena_;
   const RequestBuilder builder_;
   const int wake_fd_;
   std::vector<std::unique_ptr<Peer>> peers_;
+  Pool<Merger> mergers_{8};
 
   std::mutex mutex_;
   // Guarded by mutex_:
@@ -112,8 +109,8 @@ class RemoteClient : public StoreClient {
   bool closing_ = false;
   size_t waiters_ = 0;
   uint64_t reconnects_ = 0;
-  uint64_t pulls_ = 0, pushes_ = 0, requests_ = 0;
-  std::vector<std::unique_ptr<Merger>> mergers_;
+  uint64_t requests_ = 0;
+  std::atomic<uint64_t> pulls_{0}, pushes_{0};
   std::condition_variable changed_;  // an operation is done, or the pump is free
   std::condition_variable keeper_wanted_;
 

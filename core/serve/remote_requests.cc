@@ -1,6 +1,5 @@
 // What a remote client sends: questions, pulls and pushes.
 #include <algorithm>
-#include <cassert>
 #include <cstring>
 
 #include "serve/remote_client.h"
@@ -9,7 +8,6 @@ namespace shoal {
 namespace {
 
 constexpr size_t kInFlightBytes = size_t{16} << 20;  // per server; stays in the last cache level
-constexpr size_t kMergersKept = 8;
 
 class AskOperation : public ClientOperation {
  public:
@@ -23,34 +21,15 @@ Status misfit() { return {Code::internal, "a server's answer does not fit what i
 
 }  // namespace
 
-Result<std::shared_ptr<const TableSpec>> RemoteClient::find(uint32_t table, bool dense) {
+Result<StoreClient::SpecPtr> RemoteClient::lookup(uint32_t table) {
   const std::lock_guard lock(mutex_);
-  if (closing_) return Status{Code::closed, "this client was closed"};
+  if (closing_) return closed_status();
   const auto it = tables_.find(table);
-  if (it == tables_.end() || it->second->dense != dense) {
-    return Status{Code::unknown_table,
-                  "no " + std::string(dense ? "tensor" : "table") + " has the id " + std::to_string(table)};
-  }
-  return it->second;
+  return it == tables_.end() ? nullptr : it->second;
 }
 
 bool RemoteClient::any_shm() const {
   return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->shm.load(); });
-}
-
-std::unique_ptr<Merger> RemoteClient::take_merger() {
-  const std::lock_guard lock(mutex_);
-  if (mergers_.empty()) return std::make_unique<Merger>();
-  auto merger = std::move(mergers_.back());
-  mergers_.pop_back();
-  return merger;
-}
-
-void RemoteClient::give_back(std::unique_ptr<Merger> merger) {
-  const std::lock_guard lock(mutex_);
-  if (mergers_.size() < kMergersKept) {
-    mergers_.push_back(std::move(merger));
-  }
 }
 
 // One request to one server, waited for.
@@ -64,14 +43,10 @@ Status RemoteClient::ask(Kind kind, uint32_t server, const Part* part, std::vect
   request->operation = operation;
   request->server = server;
   request->header.kind = static_cast<uint16_t>(kind);
-  if (part != nullptr) {
-    request->parts.push_back(*part);
-  }
+  if (part != nullptr) request->parts.push_back(*part);
   request->blocks.push_back(builder_.allocate(body.size(), false));
   if (request->blocks[0] == nullptr) return give_up(operation, "out of memory");
-  if (!body.empty()) {
-    std::memcpy(request->blocks[0]->bytes().data(), body.data(), body.size());
-  }
+  if (!body.empty()) std::memcpy(request->blocks[0]->bytes().data(), body.data(), body.size());
   request->body.push_back(request->blocks[0]->bytes().first(body.size()));
   request->body_bytes = body.size();
   submit(std::move(request));
@@ -141,23 +116,6 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
   return std::move(*page);
 }
 
-Status RemoteClient::prepare_rows(ClientOperation& operation, size_t rows, size_t row_floats,
-                                  const OutMemory& out) {
-  if (Status status = check_out(operation.what, out, rows * row_floats); !status.ok()) return status;
-  operation.rows = rows;
-  operation.row_floats = row_floats;
-  operation.out = out.floats.data();
-  operation.keep = out.owner;
-  if (operation.out == nullptr) {
-    operation.block = builder_.allocate(4 * rows * row_floats, any_shm());
-    if (operation.block == nullptr) {
-      return {Code::internal, "out of memory for the " + std::to_string(rows) + " rows of a pull"};
-    }
-    operation.out = reinterpret_cast<float*>(operation.block->bytes().data());
-  }
-  return {};
-}
-
 Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<PullOperation>& operation,
                                                           std::span<const int64_t> keys, Deadline deadline) {
   const RequestBuilder::Grouped grouped = builder_.group(*operation->spec, keys, any_shm());
@@ -166,47 +124,15 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<
   // A server that writes into our memory is asked once; one that answers through a socket begins with
   // the first shards while the next are prepared.
   const size_t frame_bytes = any_shm() ? SIZE_MAX : kPullFrameBytes;
-  std::unique_ptr<Merger> merger = take_merger();
+  const auto merger = mergers_.take();
   for (const auto& frame : builder_.plan(grouped.split, 4 * operation->row_floats, frame_bytes)) {
     const bool shm = peers_[builder_.server_of(frame[0])]->shm;
     auto request = builder_.pull(operation, grouped, frame, shm, *merger);
     if (request == nullptr) return give_up(operation, "out of memory for the keys of a pull");
     submit(std::move(request));
   }
-  give_back(std::move(merger));
-  {
-    const std::lock_guard lock(mutex_);
-    ++pulls_;
-  }
+  ++pulls_;
   return seal(operation);
-}
-
-Result<StoreClient::OperationPtr> RemoteClient::pull(uint32_t table, std::span<const int64_t> keys,
-                                                     Codec codec, OutMemory out, Deadline deadline) {
-  const auto spec = find(table, false);
-  if (!spec.ok()) return spec.status();
-  const auto operation = std::make_shared<PullOperation>();
-  operation->what = "pull from " + title(**spec);
-  operation->spec = *spec;
-  operation->codec = codec;
-  if (Status status = prepare_rows(*operation, keys.size(), (*spec)->dim, out); !status.ok()) return status;
-  return send_pull(operation, keys, deadline);
-}
-
-Result<StoreClient::OperationPtr> RemoteClient::pull_tensor(uint32_t tensor, Codec codec, OutMemory out,
-                                                            Deadline deadline) {
-  const auto spec = find(tensor, true);
-  if (!spec.ok()) return spec.status();
-  const auto operation = std::make_shared<PullOperation>();
-  operation->what = "pull of " + title(**spec);
-  operation->spec = *spec;
-  operation->codec = codec;
-  if (Status status = prepare_rows(*operation, 1, (*spec)->dim, out); !status.ok()) return status;
-  std::vector<int64_t> pieces((*spec)->pieces());
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    pieces[i] = static_cast<int64_t>(i);
-  }
-  return send_pull(operation, pieces, deadline);
 }
 
 Status RemoteClient::send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request,
@@ -231,38 +157,28 @@ Status RemoteClient::give_up(const OperationPtr& operation, const char* why) {
   return {Code::internal, operation->what + ": " + why};
 }
 
-Result<StoreClient::OperationPtr> RemoteClient::push(uint32_t table, std::span<const int64_t> keys,
-                                                     const float* values, const PushOptions& options,
-                                                     Deadline deadline) {
-  const auto spec = find(table, false);
-  if (!spec.ok()) return spec.status();
-  const auto operation = std::make_shared<ClientOperation>();
-  operation->what = "push to " + title(**spec);
-  FiniteCheck finite;
-  if (!keys.empty()) {
-    const Codec codec = options.mode == PushMode::update ? options.codec : Codec::fp32;
-    finite = check_finite(operation->what, keys, values, (*spec)->dim, codec);
-  }
-  if (!finite.status.ok()) return finite.status;
-  const RequestBuilder::Grouped grouped = builder_.group(**spec, keys, false);
+Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& operation,
+                                                          std::span<const int64_t> keys, const float* values,
+                                                          const PushOptions& options, bool sums_are_safe,
+                                                          Deadline deadline) {
+  const TableSpec& spec = *operation->spec;
+  const RequestBuilder::Grouped grouped = builder_.group(spec, keys, false);
   if (grouped.block == nullptr) return Status{Code::internal, "out of memory for the keys of a push"};
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    if (grouped.split.count(shard) * (4 * (*spec)->dim + 8) > kBodyBytesMax) {
-      return Status{Code::bad_input,
-                    operation->what + ": " + std::to_string(grouped.split.count(shard)) +
-                        " rows for one shard are more than the 1 GiB of a frame; push in parts"};
-    }
+  if (grouped.split.count_max * (4 * spec.dim + 8) > kBodyBytesMax) {
+    return Status{Code::bad_input,
+                  operation->what + ": " + std::to_string(grouped.split.count_max) +
+                      " rows for one shard are more than the 1 GiB of a frame; push in parts"};
   }
-  const auto frames = builder_.plan(grouped.split, 4 * (*spec)->dim, kPushFrameBytes);
-  std::unique_ptr<Merger> merger = take_merger();
+  const auto frames = builder_.plan(grouped.split, 4 * spec.dim, kPushFrameBytes);
+  const auto merger = mergers_.take();
   const auto build = [&](const std::vector<uint32_t>& frame, FiniteCheck* check) {
     const bool shm = peers_[builder_.server_of(frame[0])]->shm;
-    return builder_.push(**spec, grouped.split, frame, values, options, shm, *merger, check);
+    return builder_.push(spec, grouped.split, frame, values, options, shm, *merger, check);
   };
   // Where a sum might overflow, everything is merged and looked at before the first byte leaves.
   std::vector<std::shared_ptr<Request>> ready;
   FiniteCheck sums;
-  for (size_t i = 0; i < frames.size() && !finite.sums_are_safe; ++i) {
+  for (size_t i = 0; i < frames.size() && !sums_are_safe; ++i) {
     ready.push_back(build(frames[i], &sums));
     if (ready.back() == nullptr || !sums.status.ok()) {
       return sums.status.ok() ? Status{Code::internal, "out of memory for a push"} : sums.status;
@@ -274,38 +190,30 @@ Result<StoreClient::OperationPtr> RemoteClient::push(uint32_t table, std::span<c
     if (request == nullptr) return give_up(operation, "out of memory in the middle of a push");
     if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) return status;
   }
-  give_back(std::move(merger));
-  return seal_push(operation);
+  ++pushes_;
+  return seal(operation);
 }
 
-Result<StoreClient::OperationPtr> RemoteClient::push_tensor(uint32_t tensor, std::span<const float> values,
+Result<StoreClient::OperationPtr> RemoteClient::send_tensor(const OperationPtr& operation,
+                                                            std::span<const float> values,
                                                             const PushOptions& options, Deadline deadline) {
-  const auto spec = find(tensor, true);
-  if (!spec.ok()) return spec.status();
-  if (values.size() != (*spec)->dim) {
-    return Status{Code::bad_input, title(**spec) + " has " + std::to_string((*spec)->dim) +
-                                       " elements; a push brought " + std::to_string(values.size())};
-  }
-  const size_t pieces_per_shard = (*spec)->pieces() / shards() + 1;
+  const TableSpec& spec = *operation->spec;
+  const size_t pieces_per_shard = spec.pieces() / shards() + 1;
   if (pieces_per_shard * 4 * kPieceFloats > kBodyBytesMax) {
-    return Status{Code::bad_input, title(**spec) + ": " + std::to_string((*spec)->dim) +
+    return Status{Code::bad_input, title(spec) + ": " + std::to_string(spec.dim) +
                                        " elements are more than 1 GiB per shard; use more shards"};
   }
-  const auto operation = std::make_shared<ClientOperation>();
-  operation->what = "push to " + title(**spec);
-  const Codec codec = options.mode == PushMode::update ? options.codec : Codec::fp32;
-  const FiniteCheck finite = check_finite(operation->what, {}, values.data(), values.size(), codec);
-  if (!finite.status.ok()) return finite.status;
   if (Status status = begin(*operation, true, deadline); !status.ok()) return status;
-  const uint32_t first = shard_of_key(**spec, 0, shards());
-  for (uint32_t i = 0; i < std::min(shards(), (*spec)->pieces()); ++i) {
+  const uint32_t first = shard_of_key(spec, 0, shards());
+  for (uint32_t i = 0; i < std::min(shards(), spec.pieces()); ++i) {
     const uint32_t shard = (first + i) % shards();
-    auto request =
-        builder_.push_pieces(**spec, shard, values, options, peers_[builder_.server_of(shard)]->shm);
+    const bool shm = peers_[builder_.server_of(shard)]->shm;
+    auto request = builder_.push_pieces(spec, shard, values, options, shm);
     if (request == nullptr) return give_up(operation, "out of memory in the middle of a push");
     if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) return status;
   }
-  return seal_push(operation);
+  ++pushes_;
+  return seal(operation);
 }
 
 }  // namespace shoal

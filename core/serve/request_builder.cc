@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
-size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+size_t padded(size_t bytes) { return round_up(bytes, 64); }
 
 // Where the arrays of a frame lie: in its body, or in a shared segment.
 struct Place {
@@ -26,8 +26,6 @@ struct Place {
 };
 
 }  // namespace
-
-std::string title(const TableSpec& spec) { return (spec.dense ? "tensor '" : "table '") + spec.name + "'"; }
 
 Status PullOperation::on_reply(const Request& request, const FrameView& frame) {
   if (request.body.empty()) {
@@ -74,9 +72,7 @@ Status PullOperation::place_rows(const Request& request, const Part& part, std::
       copy_floats(out + size_t{request.positions[i]} * dim, from, dim, stream);
     }
   }
-  if (stream) {
-    finish_streaming();
-  }
+  if (stream) finish_streaming();
   return {};
 }
 
@@ -119,6 +115,25 @@ std::shared_ptr<Block> RequestBuilder::allocate(size_t bytes, bool shared) const
   return heap_->allocate(std::max<size_t>(bytes, 64));
 }
 
+Part RequestBuilder::part_of(const TableSpec& spec, uint32_t shard, Codec codec) const {
+  Part part;
+  part.shard = static_cast<uint16_t>(shard);
+  part.codec = static_cast<uint8_t>(codec);
+  part.table = spec.id;
+  part.term = terms_[shard];
+  return part;
+}
+
+std::shared_ptr<Request> RequestBuilder::push_request(uint32_t shard, std::shared_ptr<Block> block,
+                                                      const PushOptions& options) const {
+  auto request = std::make_shared<Request>();
+  request->server = placement_[shard];
+  request->header.kind = static_cast<uint16_t>(Kind::push);
+  request->header.step = options.step;
+  request->blocks.push_back(std::move(block));
+  return request;
+}
+
 RequestBuilder::Grouped RequestBuilder::group(const TableSpec& spec, std::span<const int64_t> keys,
                                               bool shared) const {
   Grouped grouped;
@@ -138,10 +153,7 @@ void RequestBuilder::fill_pull_shared(const PullOperation& operation, const Grou
   const Place rows = Place::of(*operation.block);
   const size_t positions = size_t{8} * split.begin.back();
   for (const uint32_t shard : frame_shards) {
-    Part part;
-    part.shard = static_cast<uint16_t>(shard);
-    part.table = operation.spec->id;
-    part.term = terms_[shard];
+    Part part = part_of(*operation.spec, shard, Codec::fp32);
     part.count = split.count(shard);
     part.keys_segment = keys.segment;
     part.keys_at = keys.at(size_t{8} * split.begin[shard]);
@@ -158,9 +170,7 @@ bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const Grou
                                       Request& request) const {
   const SplitKeys& split = grouped.split;
   size_t count = 0;
-  for (const uint32_t shard : frame_shards) {
-    count += split.count(shard);
-  }
+  for (const uint32_t shard : frame_shards) count += split.count(shard);
   const auto block = allocate(padded(8 * count) + 4 * count, false);
   if (block == nullptr) return false;
   auto* keys = reinterpret_cast<int64_t*>(block->bytes().data());
@@ -168,14 +178,10 @@ bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const Grou
   uint32_t* before = split.positions + split.begin.back();
   size_t distinct = 0;
   for (const uint32_t shard : frame_shards) {
+    Part part = part_of(*operation.spec, shard, operation.codec);
     const uint32_t begin = split.begin[shard];
-    Part part;
-    part.shard = static_cast<uint16_t>(shard);
-    part.codec = static_cast<uint8_t>(operation.codec);
-    part.table = operation.spec->id;
-    part.term = terms_[shard];
-    part.count = merger.distinct({split.keys + begin, split.count(shard)}, begin, keys + distinct,
-                                 heads + distinct, before + begin);
+    part.count =
+        merger.distinct(split.group(shard), begin, keys + distinct, heads + distinct, before + begin);
     part.keys_at = static_cast<uint32_t>(distinct * 2);
     distinct += part.count;
     request.parts.push_back(part);
@@ -228,9 +234,7 @@ std::vector<std::vector<uint32_t>> RequestBuilder::plan(const SplitKeys& split, 
   std::vector<std::vector<uint32_t>> in_turn;
   for (size_t i = 0; i < longest; ++i) {
     for (auto& frames : by_server) {
-      if (i < frames.size()) {
-        in_turn.push_back(std::move(frames[i]));
-      }
+      if (i < frames.size()) in_turn.push_back(std::move(frames[i]));
     }
   }
   return in_turn;
@@ -242,48 +246,34 @@ std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const Split
                                               FiniteCheck* check) const {
   const auto dim = static_cast<uint32_t>(spec.dim);
   size_t room = 0;
-  size_t largest = 0;
   for (const uint32_t shard : frame_shards) {
     room += padded(8 * split.count(shard)) + padded(4 * size_t{dim} * split.count(shard)) + 64;
-    largest = std::max<size_t>(largest, split.count(shard));
   }
   const auto block = allocate(room, shm);
   if (block == nullptr) return nullptr;
   const bool shared = block->segment() != nullptr;
-  const Codec codec = shared || options.mode != PushMode::update ? Codec::fp32 : options.codec;
-  const auto plain = codec == Codec::fp32 ? nullptr : allocate(4 * largest * dim, false);
-  auto request = std::make_shared<Request>();
-  request->server = placement_[frame_shards[0]];
-  request->header.kind = static_cast<uint16_t>(Kind::push);
-  request->header.step = options.step;
-  request->blocks.push_back(block);
+  const Codec codec = shared ? Codec::fp32 : options.wire();
+  const auto plain = codec == Codec::fp32 ? nullptr : allocate(4 * split.count_max * dim, false);
+  auto request = push_request(frame_shards[0], block, options);
   const Place place = Place::of(*block);
   std::byte* memory = block->bytes().data();
   size_t at = 0;
   for (const uint32_t shard : frame_shards) {
-    const std::span<const int64_t> keys(split.keys + split.begin[shard], split.count(shard));
-    const uint32_t* positions = split.positions + split.begin[shard];
+    const std::span<const int64_t> keys = split.group(shard);
     const size_t values_at = at + padded(8 * keys.size());
     auto* keys_out = reinterpret_cast<int64_t*>(memory + at);
     auto* rows = reinterpret_cast<float*>(plain == nullptr ? memory + values_at : plain->bytes().data());
-    const uint32_t distinct = options.mode == PushMode::assign
-                                  ? merger.keep_last(keys, positions, values, dim, keys_out, rows)
-                                  : merger.merge(keys, positions, values, dim, keys_out, rows);
+    const uint32_t distinct =
+        merger.merge(options.mode, keys, split.positions + split.begin[shard], values, dim, keys_out, rows);
     if (check != nullptr && check->status.ok()) {
       // By the format asked for, also where shared memory needs none: lanes must not differ in what they
       // take.
       *check = check_finite("push to " + title(spec) + " (duplicates summed)", {keys_out, distinct}, rows,
-                            dim, options.mode == PushMode::update ? options.codec : Codec::fp32);
+                            dim, options.wire());
     }
-    if (plain != nullptr) {
-      encode_rows(codec, rows, distinct, dim, memory + values_at);
-    }
-    Part part;
-    part.shard = static_cast<uint16_t>(shard);
-    part.codec = static_cast<uint8_t>(codec);
+    if (plain != nullptr) encode_rows(codec, rows, distinct, dim, memory + values_at);
+    Part part = part_of(spec, shard, codec);
     part.mode = static_cast<uint8_t>(options.mode);
-    part.table = spec.id;
-    part.term = terms_[shard];
     part.count = distinct;
     part.lr = options.lr;
     part.keys_segment = part.values_segment = place.segment;
@@ -304,14 +294,12 @@ std::shared_ptr<Request> RequestBuilder::push_pieces(const TableSpec& spec, uint
                                                      const PushOptions& options, bool shm) const {
   std::vector<int64_t> pieces;
   const uint32_t first = (shard + shards() - shard_of_key(spec, 0, shards())) % shards();
-  for (uint32_t piece = first; piece < spec.pieces(); piece += shards()) {
-    pieces.push_back(piece);
-  }
+  for (uint32_t piece = first; piece < spec.pieces(); piece += shards()) pieces.push_back(piece);
   const size_t key_bytes = padded(8 * pieces.size());
   const auto block = allocate(key_bytes + pieces.size() * (4 * size_t{kPieceFloats} + 64), shm);
   if (block == nullptr) return nullptr;
   const bool shared = block->segment() != nullptr;
-  const Codec codec = shared || options.mode != PushMode::update ? Codec::fp32 : options.codec;
+  const Codec codec = shared ? Codec::fp32 : options.wire();
   std::memcpy(block->bytes().data(), pieces.data(), 8 * pieces.size());
   size_t at = key_bytes;
   for (const int64_t piece : pieces) {
@@ -320,18 +308,10 @@ std::shared_ptr<Request> RequestBuilder::push_pieces(const TableSpec& spec, uint
     encode_rows(codec, from, 1, floats, block->bytes().data() + at);
     at += encoded_bytes(codec, floats);
   }
-  auto request = std::make_shared<Request>();
-  request->server = placement_[shard];
-  request->header.kind = static_cast<uint16_t>(Kind::push);
-  request->header.step = options.step;
-  request->blocks.push_back(block);
+  auto request = push_request(shard, block, options);
   const Place place = Place::of(*block);
-  Part part;
-  part.shard = static_cast<uint16_t>(shard);
-  part.codec = static_cast<uint8_t>(codec);
+  Part part = part_of(spec, shard, codec);
   part.mode = static_cast<uint8_t>(options.mode);
-  part.table = spec.id;
-  part.term = terms_[shard];
   part.count = static_cast<uint32_t>(pieces.size());
   part.lr = options.lr;
   part.values_words = static_cast<uint32_t>((at - key_bytes + 3) / 4);

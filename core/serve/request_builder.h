@@ -23,7 +23,6 @@ namespace shoal {
 // A pull whose rows may come through a socket, and are then put in their places as replies arrive.
 class PullOperation : public ClientOperation {
  public:
-  std::shared_ptr<const TableSpec> spec;
   Codec codec = Codec::fp32;
 
   Status on_reply(const Request& request, const FrameView& frame) override;
@@ -75,6 +74,9 @@ class RequestBuilder {
                                        const PushOptions& options, bool shm) const;
 
  private:
+  Part part_of(const TableSpec& spec, uint32_t shard, Codec codec) const;
+  std::shared_ptr<Request> push_request(uint32_t shard, std::shared_ptr<Block> block,
+                                        const PushOptions& options) const;
   void fill_pull_shared(const PullOperation& operation, const Grouped& grouped,
                         std::span<const uint32_t> frame_shards, Request& request) const;
   bool fill_pull_inline(const PullOperation& operation, const Grouped& grouped,
@@ -85,8 +87,5 @@ class RequestBuilder {
   const std::shared_ptr<Arena> shared_;
   const std::shared_ptr<Arena> heap_;
 };
-
-// "table 'items'", for messages.
-std::string title(const TableSpec& spec);
 
 }  // namespace shoal

@@ -226,18 +226,7 @@ class EpollServer : public Server {
 
   uint16_t port() const override { return port_; }
 
-  ServerFigures figures() const override {
-    const auto& c = state_.counters;
-    return {.connections = c.connections,
-            .refused = c.refused,
-            .pushes = c.pushes,
-            .duplicates = c.duplicates,
-            .pulls = c.pulls,
-            .rows_pushed = c.rows_pushed,
-            .rows_pulled = c.rows_pulled,
-            .bytes_in = c.bytes_in,
-            .bytes_out = c.bytes_out};
-  }
+  const ServerCounters& counters() const override { return state_.counters; }
 
   void stop() override {
     if (stopping_.exchange(true)) {
@@ -273,6 +262,11 @@ class EpollServer : public Server {
       }
       if (listener.is_unix && !peer_is_same_user(socket->get())) {
         log_line("server", "connection refused: the unix socket is for the server's own user");
+        ++state_.counters.refused;
+        continue;
+      }
+      if (state_.counters.connections_open >= options_.connections_max) {
+        log_line("server", "connection refused: " + std::to_string(options_.connections_max) + " are open");
         ++state_.counters.refused;
         continue;
       }

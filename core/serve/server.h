@@ -2,14 +2,13 @@
 // on no data path.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
-#include "wire/frame.h"
+#include "serve/session.h"
 
 namespace shoal {
 
@@ -21,11 +20,7 @@ struct ServerOptions {
   uint32_t shards = 64;
   size_t threads = 0;  // 0: one per core, at most 4
   size_t frame_bytes_max = kBodyBytesMax;
-};
-
-struct ServerFigures {
-  uint64_t connections = 0, refused = 0, pushes = 0, duplicates = 0, pulls = 0;
-  uint64_t rows_pushed = 0, rows_pulled = 0, bytes_in = 0, bytes_out = 0;
+  size_t connections_max = 4096;  // more are refused
 };
 
 class Server {
@@ -35,7 +30,7 @@ class Server {
   virtual ~Server() = default;  // stops
 
   virtual uint16_t port() const = 0;
-  virtual ServerFigures figures() const = 0;
+  virtual const ServerCounters& counters() const = 0;
   virtual void stop() = 0;  // ends every connection and thread; idempotent
 };
 

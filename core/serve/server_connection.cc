@@ -27,9 +27,12 @@ ServerConnection::ServerConnection(ServerState& server, std::unique_ptr<Stream> 
       frame_bytes_max_(frame_bytes_max),
       accepted_(Clock::now()),
       session_(server),
-      reader_(kHandshakeBodyMax) {}
+      reader_(kHandshakeBodyMax) {
+  ++server_.counters.connections_open;
+}
 
 ServerConnection::~ServerConnection() {
+  --server_.counters.connections_open;
   for (const int fd : descriptors_) {
     close(fd);
   }

@@ -1,8 +1,5 @@
 #include "serve/session.h"
 
-#include <unistd.h>
-
-#include <cassert>
 #include <cstring>
 
 #include "base/log.h"
@@ -17,30 +14,11 @@ constexpr size_t kSegmentBytesMax = size_t{1} << 36;
 
 }  // namespace
 
-ServerState::ServerState(uint32_t shards, std::vector<std::byte> the_token, size_t helpers)
-    : store(shards), crew(helpers), token(std::move(the_token)) {}
-
 std::shared_ptr<ServerState::Gate> ServerState::gate(uint64_t client) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Gate>& gate = gates_[client];
-  if (gate == nullptr) {
-    gate = std::make_shared<Gate>();
-  }
+  if (gate == nullptr) gate = std::make_shared<Gate>();
   return gate;
-}
-
-Session::Session(ServerState& server) : server_(server), number_(server.next_session()) {}
-
-void Session::answer(const FrameView& frame, const Status& status, ReplySink& sink) {
-  Header reply;
-  reply.kind = static_cast<uint16_t>(Kind::reply);
-  reply.request = frame.header.request;
-  reply.seq = frame.header.seq;
-  reply.code = static_cast<uint16_t>(status.code());
-  reply.last = 1;
-  const ReplySink::Draft draft = sink.begin(0, status.message().size());
-  std::memcpy(draft.body, status.message().data(), status.message().size());
-  sink.finish(reply);
 }
 
 void Session::refuse(const Status& why, ReplySink& sink) {
@@ -50,9 +28,7 @@ void Session::refuse(const Status& why, ReplySink& sink) {
   Header reply;
   reply.kind = static_cast<uint16_t>(Kind::refuse);
   reply.code = static_cast<uint16_t>(why.code());
-  const ReplySink::Draft draft = sink.begin(0, why.message().size());
-  std::memcpy(draft.body, why.message().data(), why.message().size());
-  sink.finish(reply);
+  sink.send(reply, std::as_bytes(std::span(why.message())));
 }
 
 Session::Outcome Session::refuse_and_close(Status why, ReplySink& sink) {
@@ -79,9 +55,7 @@ Session::Outcome Session::on_hello(const FrameView& frame, ReplySink& sink) {
   phase_ = Phase::proof;
   Header reply;
   reply.kind = static_cast<uint16_t>(Kind::challenge);
-  const ReplySink::Draft draft = sink.begin(0, sizeof(Digest));
-  std::memcpy(draft.body, server_nonce_.data(), sizeof(Digest));
-  sink.finish(reply);
+  sink.send(reply, server_nonce_);
   return Outcome::done;
 }
 
@@ -120,10 +94,10 @@ Session::Outcome Session::on_proof(const FrameView& frame, ReplySink& sink) {
   const uint32_t shards = server_.store.shards();
   Header reply;
   reply.kind = static_cast<uint16_t>(Kind::welcome);
-  const ReplySink::Draft draft = sink.begin(0, sizeof ours + sizeof shards);
-  std::memcpy(draft.body, ours.data(), sizeof ours);
-  std::memcpy(draft.body + sizeof ours, &shards, sizeof shards);
-  sink.finish(reply);
+  std::vector<std::byte> body(ours.begin(), ours.end());
+  body.resize(sizeof ours + sizeof shards);
+  std::memcpy(body.data() + sizeof ours, &shards, sizeof shards);
+  sink.send(reply, body);
   return Outcome::done;
 }
 
@@ -149,7 +123,10 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
     case Kind::pull: return pull(frame, sink);
     case Kind::scan: return scan(frame, sink);
     case Kind::figures: return figures(frame, sink);
-    case Kind::declare: answer(frame, declare(frame), sink); return Outcome::done;
+    case Kind::declare: {
+      Result<TableSpec> spec = decode_table(frame.body);
+      return answer(frame, spec.ok() ? server_.store.declare(std::move(*spec)) : spec.status(), sink);
+    }
     case Kind::goodbye:
       // No connection of this incarnation is heard any more, so nobody will ask about its pushes.
       gate_->session = 0;
@@ -169,23 +146,17 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
   }
 }
 
-Status Session::declare(const FrameView& frame) {
-  Result<TableSpec> spec = decode_table(frame.body);
-  if (!spec.ok()) return spec.status();
-  return server_.store.declare(std::move(*spec));
-}
-
 Status Session::add_segment(const FrameView& frame, std::vector<int>& descriptors) {
   const uint64_t id = frame.header.request;
   if (descriptors.empty()) return {Code::refused, "a segment was announced without its descriptor"};
-  const int fd = descriptors.front();
+  Fd fd(descriptors.front());
   descriptors.erase(descriptors.begin());
   if (id == 0 || id > 0xffff || segments_.size() >= kSegmentsMax) {
-    close(fd);
     return {Code::refused, "segment ids are 1..65535, and at most " + std::to_string(kSegmentsMax) +
                                " of them; this is " + std::to_string(id)};
   }
-  Result<std::shared_ptr<Segment>> segment = Segment::adopt(static_cast<uint32_t>(id), fd, kSegmentBytesMax);
+  Result<std::shared_ptr<Segment>> segment =
+      Segment::adopt(static_cast<uint32_t>(id), fd.release(), kSegmentBytesMax);
   if (!segment.ok()) return segment.status();
   segments_[static_cast<uint32_t>(id)] = std::move(*segment);
   return {};

@@ -5,8 +5,10 @@
 // else is refused, and a refusal ends this connection only.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -32,21 +34,33 @@ class ReplySink {
   virtual bool room() const = 0;  // false: the peer reads too slowly; go on later
   virtual Draft begin(size_t parts, size_t body_bytes) = 0;
   virtual void finish(Header header) = 0;
+
+  // A frame without parts.
+  void send(const Header& header, std::span<const std::byte> body) {
+    const Draft draft = begin(0, body.size());
+    std::copy(body.begin(), body.end(), draft.body);
+    finish(header);
+  }
+};
+
+struct ServerCounters {
+  std::atomic<uint64_t> connections{0};       // that proved the token, ever
+  std::atomic<uint64_t> connections_open{0};  // now, proved or not
+  std::atomic<uint64_t> refused{0}, pushes{0}, duplicates{0}, pulls{0};
+  std::atomic<uint64_t> rows_pushed{0}, rows_pulled{0}, bytes_in{0}, bytes_out{0};
 };
 
 // What all sessions of a server share.
 class ServerState {
  public:
-  ServerState(uint32_t shards, std::vector<std::byte> token, size_t helpers);
+  ServerState(uint32_t shards, std::vector<std::byte> the_token, size_t helpers)
+      : store(shards), crew(helpers), token(std::move(the_token)) {}
 
   Store store;
   WorkCrew crew;
   const std::vector<std::byte> token;
 
-  struct Counters {
-    std::atomic<uint64_t> connections{0}, refused{0}, pushes{0}, duplicates{0}, pulls{0};
-    std::atomic<uint64_t> rows_pushed{0}, rows_pulled{0}, bytes_in{0}, bytes_out{0};
-  } counters;
+  ServerCounters counters;
 
   // One per client: held while a request of that client runs, so that once a new connection was
   // welcomed, no request of an older one can still write into the client's memory.
@@ -72,7 +86,7 @@ class Session {
     close,  // end the connection once what is in the sink was sent
   };
 
-  explicit Session(ServerState& server);
+  explicit Session(ServerState& server) : server_(server), number_(server.next_session()) {}
 
   // `descriptors`: file descriptors that came with the stream; taken from the front by `segment` frames.
   Outcome on_frame(const FrameView& frame, ReplySink& sink, std::vector<int>& descriptors);
@@ -89,7 +103,6 @@ class Session {
   Outcome on_request(const FrameView& frame, ReplySink& sink, std::vector<int>& descriptors);
   Outcome refuse_and_close(Status why, ReplySink& sink);
 
-  Status declare(const FrameView& frame);
   Status add_segment(const FrameView& frame, std::vector<int>& descriptors);
   Outcome push(const FrameView& frame, ReplySink& sink);
   Outcome pull(const FrameView& frame, ReplySink& sink);
@@ -111,7 +124,9 @@ class Session {
   Result<PullPart> check_pull(const FrameView& frame, const Part& part) const;
   Result<std::span<const std::byte>> array(const FrameView& frame, uint16_t segment, uint32_t at,
                                            size_t bytes) const;
-  void answer(const FrameView& frame, const Status& status, ReplySink& sink);
+  static Outcome answer(const FrameView& frame, const Status& status, ReplySink& sink);
+  static Outcome answer_parts(const FrameView& frame, std::span<const Ack> acks,
+                              const std::function<const Part&(size_t)>& request, ReplySink& sink);
 
   ServerState& server_;
   const uint64_t number_;

@@ -1,7 +1,6 @@
 // The requests of an open session: push, pull, scan, figures. Every array that a frame names is checked
 // against the memory it claims to lie in before anything is done.
 #include <algorithm>
-#include <cassert>
 #include <cstring>
 
 #include "base/copy.h"
@@ -22,9 +21,7 @@ class TableFinder {
  public:
   explicit TableFinder(const Store& store) : store_(store) {}
   const TableSpec* find(uint32_t id) {
-    if (spec_ == nullptr || spec_->id != id) {
-      spec_ = store_.table(id);
-    }
+    if (spec_ == nullptr || spec_->id != id) spec_ = store_.table(id);
     return spec_.get();
   }
 
@@ -48,27 +45,36 @@ Part reply_part(const Part& request, const Ack& ack) {
   return part;
 }
 
-// Bytes of the rows of `keys`, or nothing where a tensor has no such piece.
-std::optional<size_t> reply_bytes(const TableSpec& spec, std::span<const int64_t> keys, Codec codec) {
-  if (!spec.dense) return keys.size() * encoded_bytes(codec, static_cast<uint32_t>(spec.dim));
-  size_t bytes = 0;
-  for (const int64_t piece : keys) {
-    if (piece < 0 || piece >= static_cast<int64_t>(spec.pieces())) return std::nullopt;
-    bytes += encoded_bytes(codec, spec.floats(piece));
-  }
-  return bytes;
-}
-
-Header reply_header(const FrameView& frame) {
+Header reply_header(const FrameView& frame, const Status& status = {}) {
   Header reply;
   reply.kind = static_cast<uint16_t>(Kind::reply);
   reply.request = frame.header.request;
   reply.seq = frame.header.seq;
+  reply.code = static_cast<uint16_t>(status.code());
   reply.last = 1;
   return reply;
 }
 
 }  // namespace
+
+Session::Outcome Session::answer(const FrameView& frame, const Status& status, ReplySink& sink) {
+  sink.send(reply_header(frame, status), std::as_bytes(std::span(status.message())));
+  return Outcome::done;
+}
+
+// A part per acknowledgement, and the first error among them.
+Session::Outcome Session::answer_parts(const FrameView& frame, std::span<const Ack> acks,
+                                       const std::function<const Part&(size_t)>& request, ReplySink& sink) {
+  Status failed;
+  for (const Ack& ack : acks) {
+    if (failed.ok()) failed = ack.status;
+  }
+  const ReplySink::Draft draft = sink.begin(acks.size(), failed.message().size());
+  for (size_t i = 0; i < acks.size(); ++i) draft.parts[i] = reply_part(request(i), acks[i]);
+  std::memcpy(draft.body, failed.message().data(), failed.message().size());
+  sink.finish(reply_header(frame, failed));
+  return Outcome::done;
+}
 
 Result<std::span<const std::byte>> Session::array(const FrameView& frame, uint16_t segment, uint32_t at,
                                                   size_t bytes) const {
@@ -129,10 +135,7 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   std::vector<PushPart> parts;
   std::vector<std::vector<int64_t>> copies;
   parts.reserve(frame.parts.size());
-  if (Status status = check_push(frame, parts, copies); !status.ok()) {
-    answer(frame, status, sink);
-    return Outcome::done;
-  }
+  if (Status status = check_push(frame, parts, copies); !status.ok()) return answer(frame, status, sink);
   // Neighbouring parts of the same shard are one update with one dedupe record.
   std::vector<std::pair<size_t, size_t>> groups;
   std::vector<bool> seen(server_.store.shards());
@@ -142,10 +145,9 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
     rows += parts[i].keys.size();
     if (i > 0 && shard == frame.parts[i - 1].shard) {
       groups.back().second = i + 1;
-    } else if (seen[shard]) {
-      answer(frame, {Code::refused, "a push comes back to shard " + std::to_string(shard)}, sink);
-      return Outcome::done;
-    } else {
+    } else if (seen[shard])
+      return answer(frame, {Code::refused, "a push comes back to shard " + std::to_string(shard)}, sink);
+    else {
       groups.emplace_back(i, i + 1);
       seen[shard] = true;
     }
@@ -153,36 +155,17 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   const PushIdentity identity{
       .client = client_, .incarnation = incarnation_, .seq = frame.header.seq, .low = frame.header.low};
   std::vector<Ack> acks(groups.size());
-  const std::function<void(size_t)> apply = [&](size_t g) {
+  const auto apply = [&](size_t g) {
     const auto [first, last] = groups[g];
     acks[g] = server_.store.shard(frame.parts[first].shard)
                   .push(&identity, std::span(parts).subspan(first, last - first), frame.header.step);
   };
-  if (rows >= kHelpRows) {
-    server_.crew.run(groups.size(), apply);
-  } else {
-    for (size_t g = 0; g < groups.size(); ++g) {
-      apply(g);
-    }
-  }
+  server_.crew.run(groups.size(), apply, rows < kHelpRows);
   server_.counters.pushes += 1;
   server_.counters.rows_pushed += rows;
-  Header reply = reply_header(frame);
-  std::string message;
-  for (const Ack& ack : acks) {
-    server_.counters.duplicates += ack.duplicate ? 1 : 0;
-    if (!ack.status.ok() && reply.code == 0) {
-      reply.code = static_cast<uint16_t>(ack.status.code());
-      message = ack.status.message();
-    }
-  }
-  const ReplySink::Draft draft = sink.begin(groups.size(), message.size());
-  for (size_t g = 0; g < groups.size(); ++g) {
-    draft.parts[g] = reply_part(frame.parts[groups[g].first], acks[g]);
-  }
-  std::memcpy(draft.body, message.data(), message.size());
-  sink.finish(reply);
-  return Outcome::done;
+  for (const Ack& ack : acks) server_.counters.duplicates += ack.duplicate ? 1 : 0;
+  return answer_parts(
+      frame, acks, [&](size_t g) -> const Part& { return frame.parts[groups[g].first]; }, sink);
 }
 
 Result<PullPart> Session::check_pull(const FrameView& frame, const Part& part) const {
@@ -192,6 +175,7 @@ Result<PullPart> Session::check_pull(const FrameView& frame, const Part& part) c
   }
   const auto keys = array(frame, part.keys_segment, part.keys_at, size_t{8} * part.count);
   if (!keys.ok()) return keys.status();
+  if (Status status = server_.store.shard(part.shard).check_term(part.term); !status.ok()) return status;
   return PullPart{.table = part.table,
                   .term = part.term,
                   .keys = {reinterpret_cast<const int64_t*>(keys->data()), part.count}};
@@ -206,8 +190,7 @@ Session::Outcome Session::pull(const FrameView& frame, ReplySink& sink) {
     const Result<std::vector<PullPiece>> pieces = next_pieces(frame);
     if (!pieces.ok()) {
       progress_ = {};
-      answer(frame, pieces.status(), sink);
-      return Outcome::done;
+      return answer(frame, pieces.status(), sink);
     }
     send_pieces(frame, *pieces, sink);
   } while (progress_.part < frame.parts.size());
@@ -231,14 +214,13 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
       return Status{Code::refused, "keys in shared memory go with rows in shared memory"};
     }
     const Codec codec = static_cast<Codec>(part.codec);
-    const uint32_t widest = spec->dense ? spec->floats(0) : static_cast<uint32_t>(spec->dim);
-    const size_t room = std::max<size_t>(1, (kReplyBytes - body) / encoded_bytes(codec, widest));
+    const size_t room = std::max<size_t>(1, (kReplyBytes - body) / encoded_bytes(codec, spec->floats(0)));
     const size_t rows = std::min(request->keys.size() - progress_.row, room);
     request->keys = request->keys.subspan(progress_.row, rows);
-    const std::optional<size_t> exact = reply_bytes(*spec, request->keys, codec);
+    const std::optional<size_t> exact = spec->rows_bytes(request->keys, codec);
     if (!exact) return Status{Code::refused, describe(*spec) + " has no such piece"};
     // Offsets count in fours, and rows of an odd dim in 16 bits need not end on one.
-    const size_t bytes = (*exact + 3) / 4 * 4;
+    const size_t bytes = round_up(*exact, 4);
     pieces.push_back({&part, *request, progress_.first + progress_.row, bytes});
     body += bytes;
     progress_.row += rows;
@@ -251,9 +233,7 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
 
 void Session::send_pieces(const FrameView& frame, const std::vector<PullPiece>& pieces, ReplySink& sink) {
   size_t body = 0;
-  for (const PullPiece& piece : pieces) {
-    body += piece.bytes;
-  }
+  for (const PullPiece& piece : pieces) body += piece.bytes;
   const ReplySink::Draft draft = sink.begin(pieces.size(), body);
   Header reply = reply_header(frame);
   size_t at = 0;
@@ -293,24 +273,16 @@ Session::Outcome Session::pull_into_segments(const FrameView& frame, ReplySink& 
   size_t rows = 0;
   for (const Part& part : frame.parts) {
     const TableSpec* spec = tables.find(part.table);
-    if (spec == nullptr) {
-      answer(frame, not_declared(part.table), sink);
-      return Outcome::done;
-    }
+    if (spec == nullptr) return answer(frame, not_declared(part.table), sink);
     const Result<PullPart> request = check_pull(frame, part);
     const size_t room = spec->dense ? size_t{4} * spec->dim : size_t{4} * spec->dim * part.positions_end;
     const auto out = array(frame, part.values_segment, part.values_at, room);
     const auto positions = array(frame, part.keys_segment, part.positions_at, size_t{4} * part.count);
     const bool plain = part.codec == 0 && part.values_segment != 0;
-    if (!request.ok() || !out.ok() || (!spec->dense && !positions.ok()) || !plain) {
-      answer(frame,
-             !request.ok()     ? request.status()
-             : !out.ok()       ? out.status()
-             : !positions.ok() ? positions.status()
-                               : Status{Code::refused, "shared memory takes fp32 only"},
-             sink);
-      return Outcome::done;
-    }
+    if (!request.ok()) return answer(frame, request.status(), sink);
+    if (!out.ok()) return answer(frame, out.status(), sink);
+    if (!spec->dense && !positions.ok()) return answer(frame, positions.status(), sink);
+    if (!plain) return answer(frame, {Code::refused, "shared memory takes fp32 only"}, sink);
     rows += part.count;
     // The segment is the client's own memory, mapped writable; `array` only checked the bounds.
     PullTarget target{.out = const_cast<std::byte*>(out->data())};
@@ -321,49 +293,24 @@ Session::Outcome Session::pull_into_segments(const FrameView& frame, ReplySink& 
     jobs.push_back({*request, target});
   }
   std::vector<Ack> acks(jobs.size());
-  const std::function<void(size_t)> gather = [&](size_t i) {
+  const auto gather = [&](size_t i) {
     acks[i] = server_.store.shard(frame.parts[i].shard).pull(jobs[i].request, jobs[i].target);
   };
-  if (rows >= kHelpRows || (!jobs.empty() && jobs[0].target.in_place)) {
-    server_.crew.run(jobs.size(), gather);
-  } else {
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      gather(i);
-    }
-  }
-  Header reply = reply_header(frame);
-  std::string message;
-  for (const Ack& ack : acks) {
-    if (!ack.status.ok() && reply.code == 0) {
-      reply.code = static_cast<uint16_t>(ack.status.code());
-      message = ack.status.message();
-    }
-  }
-  const ReplySink::Draft draft = sink.begin(jobs.size(), message.size());
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    draft.parts[i] = reply_part(frame.parts[i], acks[i]);
-  }
-  std::memcpy(draft.body, message.data(), message.size());
-  sink.finish(reply);
+  server_.crew.run(jobs.size(), gather, rows < kHelpRows && (jobs.empty() || !jobs[0].target.in_place));
   ++server_.counters.pulls;
   server_.counters.rows_pulled += rows;
-  return Outcome::done;
+  return answer_parts(frame, acks, [&](size_t i) -> const Part& { return frame.parts[i]; }, sink);
 }
 
 Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
-  if (frame.parts.size() != 1 || frame.parts[0].shard >= server_.store.shards()) {
-    answer(frame, {Code::refused, "a scan names one shard"}, sink);
-    return Outcome::done;
-  }
+  if (frame.parts.size() != 1 || frame.parts[0].shard >= server_.store.shards())
+    return answer(frame, {Code::refused, "a scan names one shard"}, sink);
   const Part& part = frame.parts[0];
   const auto spec = server_.store.table(part.table);
   const size_t row_bytes = spec == nullptr ? 8 : 8 + 4 * spec->dim;
   const size_t rows_max = std::clamp<size_t>(kScanBytes / row_bytes, 1, std::max<uint32_t>(part.count, 1));
   Result<ScanPage> page = server_.store.shard(part.shard).scan(part.table, part.version, rows_max);
-  if (!page.ok()) {
-    answer(frame, page.status(), sink);
-    return Outcome::done;
-  }
+  if (!page.ok()) return answer(frame, page.status(), sink);
   const size_t key_bytes = page->keys.size() * 8;
   const size_t value_bytes = page->values.size() * 4;
   const ReplySink::Draft draft = sink.begin(1, key_bytes + value_bytes);
@@ -381,19 +328,13 @@ Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
 
 Session::Outcome Session::figures(const FrameView& frame, ReplySink& sink) {
   TableFigures sum;
-  if (frame.parts.size() != 1 || server_.store.table(frame.parts[0].table) == nullptr) {
-    answer(frame, {Code::unknown_table, "figures were asked for a table that was not declared"}, sink);
-    return Outcome::done;
-  }
+  if (frame.parts.size() != 1 || server_.store.table(frame.parts[0].table) == nullptr)
+    return answer(frame, {Code::unknown_table, "figures were asked for a table that was not declared"}, sink);
   for (uint32_t s = 0; s < server_.store.shards(); ++s) {
     const Result<TableFigures> one = server_.store.shard(s).figures(frame.parts[0].table);
-    if (one.ok()) {
-      sum += *one;
-    }
+    if (one.ok()) sum += *one;
   }
-  const ReplySink::Draft draft = sink.begin(0, sizeof sum);
-  std::memcpy(draft.body, &sum, sizeof sum);
-  sink.finish(reply_header(frame));
+  sink.send(reply_header(frame), std::as_bytes(std::span(&sum, 1)));
   return Outcome::done;
 }
 

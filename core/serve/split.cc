@@ -12,12 +12,11 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kAhead = 16;  // rows asked for before they are read
+constexpr size_t kAhead = 16;             // rows asked for before they are read
+constexpr size_t kScratchKept = 1 << 20;  // keys
 
 void add_row(float* sum, const float* row, uint32_t dim) {
-  for (uint32_t i = 0; i < dim; ++i) {
-    sum[i] += row[i];
-  }
+  for (uint32_t i = 0; i < dim; ++i) sum[i] += row[i];
 }
 
 }  // namespace
@@ -25,25 +24,28 @@ void add_row(float* sum, const float* row, uint32_t dim) {
 SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint32_t shards, int64_t* keys_out,
                      uint32_t* positions_out) {
   SplitKeys split{.keys = keys_out, .positions = positions_out, .begin = std::vector<uint32_t>(shards + 1)};
-  // Asked twice for each key: a hash costs less than memory to keep it in.
-  const auto cut = [&](auto shard_of) {
-    for (const int64_t key : keys) {
-      ++split.begin[shard_of(key) + 1u];
-    }
-    for (uint32_t s = 0; s < shards; ++s) {
-      split.begin[s + 1] += split.begin[s];
-    }
-    std::vector<uint32_t> next(split.begin.begin(), split.begin.end() - 1);
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const uint32_t at = next[shard_of(keys[i])]++;
-      keys_out[at] = keys[i];
-      positions_out[at] = static_cast<uint32_t>(i);
-    }
-  };
+  // Kept, not computed again: the caller's array may change under us, and then counts would be wrong.
+  static thread_local std::vector<uint16_t> shard;
+  if (shard.size() < keys.size() || shard.size() > kScratchKept) shard.resize(keys.size());
   if (!spec.dense && spec.range_low >= spec.range_high) {
-    cut([&](int64_t key) { return shard_of_hash(mix64(static_cast<uint64_t>(key)), shards); });
+    for (size_t i = 0; i < keys.size(); ++i) {
+      shard[i] = static_cast<uint16_t>(shard_of_hash(mix64(static_cast<uint64_t>(keys[i])), shards));
+    }
   } else {
-    cut([&](int64_t key) { return shard_of_key(spec, key, shards); });
+    for (size_t i = 0; i < keys.size(); ++i) {
+      shard[i] = static_cast<uint16_t>(shard_of_key(spec, keys[i], shards));
+    }
+  }
+  for (size_t i = 0; i < keys.size(); ++i) ++split.begin[shard[i] + 1u];
+  for (uint32_t s = 0; s < shards; ++s) {
+    split.count_max = std::max<size_t>(split.count_max, split.begin[s + 1]);
+    split.begin[s + 1] += split.begin[s];
+  }
+  std::vector<uint32_t> next(split.begin.begin(), split.begin.end() - 1);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const uint32_t at = next[shard[i]]++;
+    keys_out[at] = keys[i];
+    positions_out[at] = static_cast<uint32_t>(i);
   }
   return split;
 }
@@ -75,26 +77,20 @@ uint32_t Merger::run(std::span<const int64_t> keys, int64_t* keys_out, First fir
   return distinct;
 }
 
-uint32_t Merger::merge(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
-                       uint32_t dim, int64_t* keys_out, float* sums_out) {
+uint32_t Merger::merge(PushMode mode, std::span<const int64_t> keys, const uint32_t* positions,
+                       const float* rows, uint32_t dim, int64_t* keys_out, float* sums_out) {
   const auto row = [&](size_t i) {
     if (i + kAhead < keys.size()) {
       prefetch_row(rows + size_t{positions[i + kAhead]} * dim, size_t{4} * dim);
     }
     return rows + size_t{positions[i]} * dim;
   };
-  return run(
-      keys, keys_out,
-      [&](uint32_t n, size_t i) { std::memcpy(sums_out + size_t{n} * dim, row(i), size_t{4} * dim); },
-      [&](uint32_t n, size_t i) { add_row(sums_out + size_t{n} * dim, row(i), dim); });
-}
-
-uint32_t Merger::keep_last(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
-                           uint32_t dim, int64_t* keys_out, float* values_out) {
-  const auto copy = [&](uint32_t n, size_t i) {
-    std::memcpy(values_out + size_t{n} * dim, rows + size_t{positions[i]} * dim, size_t{4} * dim);
+  const auto set = [&](uint32_t n, size_t i) {
+    std::memcpy(sums_out + size_t{n} * dim, row(i), size_t{4} * dim);
   };
-  return run(keys, keys_out, copy, copy);
+  if (mode == PushMode::assign) return run(keys, keys_out, set, set);
+  return run(keys, keys_out, set,
+             [&](uint32_t n, size_t i) { add_row(sums_out + size_t{n} * dim, row(i), dim); });
 }
 
 uint32_t Merger::distinct(std::span<const int64_t> keys, uint32_t base, int64_t* keys_out, uint32_t* heads,

@@ -4,11 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
-#include "store/table_spec.h"
+#include "store/shard.h"
 
 namespace shoal {
 
@@ -18,8 +17,10 @@ struct SplitKeys {
   int64_t* keys = nullptr;
   uint32_t* positions = nullptr;
   std::vector<uint32_t> begin;  // shards + 1
+  size_t count_max = 0;         // keys of the largest group
 
   uint32_t count(uint32_t shard) const { return begin[shard + 1] - begin[shard]; }
+  std::span<const int64_t> group(uint32_t shard) const { return {keys + begin[shard], count(shard)}; }
 };
 
 // `keys_out` and `positions_out` have room for all keys (they may lie in shared memory).
@@ -31,12 +32,10 @@ SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint3
 class Merger {
  public:
   // Writes each distinct key once (in order of first occurrence) and the sum of its rows; returns how
-  // many. Row i of the group is `rows + positions[i] * dim`.
-  uint32_t merge(std::span<const int64_t> keys, const uint32_t* positions, const float* rows, uint32_t dim,
-                 int64_t* keys_out, float* sums_out);
-  // The same for values that replace each other: the last occurrence counts.
-  uint32_t keep_last(std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
-                     uint32_t dim, int64_t* keys_out, float* values_out);
+  // many. Row i of the group is `rows + positions[i] * dim`. Where values are assigned, the last
+  // occurrence counts alone.
+  uint32_t merge(PushMode mode, std::span<const int64_t> keys, const uint32_t* positions, const float* rows,
+                 uint32_t dim, int64_t* keys_out, float* sums_out);
   // Distinct keys without rows, for pulls: heads[n] is the last place (counted from `base`) of distinct key
   // n, and before[i] the one before place base + i, or kNone.
   static constexpr uint32_t kNone = 0xffffffff;

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,6 +24,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 // An operation as callers see it. Pulls keep their rows in `block`, or in the caller's own memory.
 class ClientOperation : public Operation {
  public:
+  std::shared_ptr<const TableSpec> spec;
   const Deadline begun = std::chrono::steady_clock::now();
   std::string what;              // "pull from table 'items'", for messages
   std::shared_ptr<Block> block;  // null where the caller gave the memory
@@ -45,6 +45,8 @@ struct PushOptions {
   PushMode mode = PushMode::update;
   Codec codec = Codec::fp32;
   uint64_t step = 0;
+
+  Codec wire() const { return mode == PushMode::update ? codec : Codec::fp32; }
 };
 
 struct ClientCounters {
@@ -52,6 +54,8 @@ struct ClientCounters {
   uint64_t pulls = 0, pushes = 0, requests = 0, retries = 0, reconnects = 0;
   uint64_t bytes_sent = 0, bytes_received = 0, shared_bytes = 0;
 };
+
+class PullOperation;
 
 class StoreClient {
  public:
@@ -62,15 +66,15 @@ class StoreClient {
   virtual Status declare(const TableSpec& spec, Deadline deadline) = 0;
 
   // Rows of `keys`, in their order. `out` without data: into memory of the operation's own.
-  virtual Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, OutMemory out,
-                                    Deadline deadline) = 0;
-  // `values` holds keys.size() rows. Refused wholly, before anything is sent, when a value is not finite.
-  virtual Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
-                                    const PushOptions& options, Deadline deadline) = 0;
-  virtual Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, OutMemory out,
-                                           Deadline deadline) = 0;
-  virtual Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values,
-                                           const PushOptions& options, Deadline deadline) = 0;
+  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, const OutMemory& out,
+                            Deadline deadline);
+  // `values` holds keys.size() rows. Refused wholly, before anything is sent, when a value is not finite
+  // or (whatever the lane, so that a program tested in memory runs on servers) not so in the wire format.
+  Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
+                            const PushOptions& options, Deadline deadline);
+  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, const OutMemory& out, Deadline deadline);
+  Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values, const PushOptions& options,
+                                   Deadline deadline);
 
   virtual Result<TableFigures> figures(uint32_t table, Deadline deadline) = 0;
   virtual Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
@@ -85,6 +89,29 @@ class StoreClient {
   virtual ClientCounters counters() = 0;
   virtual uint32_t shards() const = 0;
   virtual void close() = 0;  // fails what is open; idempotent
+
+ protected:
+  using SpecPtr = std::shared_ptr<const TableSpec>;
+
+  static Status closed_status() { return {Code::closed, "this client was closed"}; }
+  Result<SpecPtr> find(uint32_t table, bool dense);
+
+ private:
+  // What stands behind the checks that all clients share.
+  virtual Result<SpecPtr> lookup(uint32_t table) = 0;  // null: not declared
+  virtual std::shared_ptr<Block> allocate_rows(size_t bytes) = 0;
+  // `keys` of a tensor are the numbers of all its pieces.
+  virtual Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation,
+                                         std::span<const int64_t> keys, Deadline deadline) = 0;
+  // There are keys. `sums_are_safe`: no sum of duplicates can overflow in the wire format.
+  virtual Result<OperationPtr> send_push(const OperationPtr& operation, std::span<const int64_t> keys,
+                                         const float* values, const PushOptions& options, bool sums_are_safe,
+                                         Deadline deadline) = 0;
+  virtual Result<OperationPtr> send_tensor(const OperationPtr& operation, std::span<const float> values,
+                                           const PushOptions& options, Deadline deadline) = 0;
+
+  Result<OperationPtr> pull_rows(const char* verb, const SpecPtr& spec, std::span<const int64_t> keys,
+                                 size_t rows, Codec codec, const OutMemory& out, Deadline deadline);
 };
 
 struct RemoteOptions {
@@ -101,10 +128,7 @@ std::unique_ptr<StoreClient> make_embedded_client(uint32_t shards, size_t thread
 // Connects to every server; an error names the one that did not answer by the deadline.
 Result<std::unique_ptr<StoreClient>> connect_remote(RemoteOptions options, Deadline deadline);
 
-// Shared by both: whether the caller's memory has just the size that the rows need.
-Status check_out(const std::string& what, const OutMemory& out, size_t floats);
-
-// Shared by both: nothing may be pushed that is not finite, also after its encoding and after the sum
+// Nothing may be pushed that is not finite, also after its encoding and after the sum
 // of its duplicates.
 struct FiniteCheck {
   Status status;

@@ -28,13 +28,21 @@ Dedupe::Answer Dedupe::check(const PushIdentity& push) const {
   return {Verdict::fresh, 0};
 }
 
-void Dedupe::record(const PushIdentity& push, uint64_t version) {
+void Dedupe::make_room(const PushIdentity& push) {
   Record& record = records_[push.client];
   if (push.incarnation > record.incarnation) {
     record = Record{.incarnation = push.incarnation, .low = 0, .applied = {}};
   }
   record.low = std::max(record.low, push.low);
   std::erase_if(record.applied, [&](const Applied& applied) { return applied.seq < record.low; });
+  if (record.applied.size() == record.applied.capacity()) {
+    record.applied.reserve(2 * record.applied.size() + 1);
+  }
+}
+
+void Dedupe::record(const PushIdentity& push, uint64_t version) {
+  make_room(push);
+  Record& record = records_[push.client];
   record.applied.push_back({push.seq, version});
   if (SHOAL_MUTANT(few_records) && record.applied.size() > 2) {
     record.applied.erase(record.applied.begin());
@@ -52,9 +60,7 @@ void Dedupe::fence(uint64_t client, uint32_t incarnation) {
 
 void Dedupe::forget(uint64_t client, uint32_t incarnation) {
   const auto it = records_.find(client);
-  if (it != records_.end() && it->second.incarnation <= incarnation) {
-    records_.erase(it);
-  }
+  if (it != records_.end() && it->second.incarnation <= incarnation) records_.erase(it);
 }
 
 }  // namespace shoal

@@ -33,7 +33,9 @@ class Dedupe {
   };
 
   Answer check(const PushIdentity& push) const;
-  // The push was applied as `version`.
+  // Makes the memory for a record: what can fail, fails before the update. Then, once the push was applied
+  // as `version`, `record` cannot.
+  void make_room(const PushIdentity& push);
   void record(const PushIdentity& push, uint64_t version);
   // From now on only this incarnation (or a newer one) of the client is heard.
   void fence(uint64_t client, uint32_t incarnation);

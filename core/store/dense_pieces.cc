@@ -8,17 +8,13 @@ namespace shoal {
 
 size_t DensePieces::memory_bytes() const {
   size_t bytes = 0;
-  for (const auto& [number, piece] : pieces_) {
-    bytes += piece.memory.capacity();
-  }
+  for (const auto& [number, piece] : pieces_) bytes += piece.memory.capacity();
   return bytes;
 }
 
 size_t DensePieces::value_floats() const {
   size_t floats = 0;
-  for (const auto& [number, piece] : pieces_) {
-    floats += spec_->floats(number);
-  }
+  for (const auto& [number, piece] : pieces_) floats += spec_->floats(number);
   return floats;
 }
 
@@ -28,7 +24,7 @@ const DensePieces::Piece* DensePieces::find(int64_t piece) const {
 }
 
 DensePieces::Piece* DensePieces::find_or_make(int64_t piece) {
-  assert(valid(piece));
+  assert(spec_->has_piece(piece));
   if (const auto it = pieces_.find(piece); it != pieces_.end()) return &it->second;
   const uint32_t floats = spec_->floats(piece);
   Piece fresh;
@@ -36,6 +32,11 @@ DensePieces::Piece* DensePieces::find_or_make(int64_t piece) {
   init_row(spec_->init, piece, fresh.value(), floats);
   init_state(spec_->optimizer, fresh.value() + floats, floats);
   return &pieces_.emplace(piece, std::move(fresh)).first->second;
+}
+
+bool DensePieces::prepare(int64_t piece, Codec codec) {
+  if (codec != Codec::fp32 && decoded_ == nullptr) decoded_ = std::make_unique<float[]>(kPieceFloats);
+  return find_or_make(piece) != nullptr;
 }
 
 uint64_t DensePieces::version(int64_t piece) const {
@@ -55,14 +56,11 @@ void DensePieces::pull(int64_t piece, Codec codec, std::byte* out) const {
 }
 
 bool DensePieces::push(int64_t piece, Codec codec, const std::byte* grad, float lr, uint64_t version) {
+  if (!prepare(piece, codec)) return false;
   Piece* found = find_or_make(piece);
-  if (found == nullptr) return false;
   const uint32_t floats = spec_->floats(piece);
   const float* plain = reinterpret_cast<const float*>(grad);
   if (codec != Codec::fp32) {
-    if (decoded_ == nullptr) {
-      decoded_ = std::make_unique<float[]>(kPieceFloats);
-    }
     decode_rows(codec, grad, 1, floats, decoded_.get());
     plain = decoded_.get();
   }
@@ -81,7 +79,7 @@ bool DensePieces::assign(int64_t piece, const std::byte* value, uint64_t version
 }
 
 bool DensePieces::init_once(int64_t piece, const std::byte* value, uint64_t version) {
-  return find(piece) != nullptr || assign(piece, value, version);
+  return this->version(piece) != 0 || assign(piece, value, version);
 }
 
 }  // namespace shoal

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <span>
 
 #include "base/grow_array.h"
 #include "store/table_spec.h"
@@ -19,7 +18,6 @@ class DensePieces {
 
   const TableSpec& spec() const { return *spec_; }
   void set_spec(std::shared_ptr<const TableSpec> spec) { spec_ = std::move(spec); }
-  bool valid(int64_t piece) const { return piece >= 0 && piece < static_cast<int64_t>(spec_->pieces()); }
   size_t size() const { return pieces_.size(); }
   size_t memory_bytes() const;
   size_t value_floats() const;
@@ -27,12 +25,12 @@ class DensePieces {
   // Writes the piece's values in `codec`; an unborn piece reads as the tensor's initial value.
   void pull(int64_t piece, Codec codec, std::byte* out) const;
   // Each is false when memory is exhausted; the piece is then as it was.
-  bool prepare(int64_t piece) { return find_or_make(piece) != nullptr; }  // gives birth to it
+  bool prepare(int64_t piece, Codec codec);  // gives birth to it: a push in `codec` can then not fail
   bool push(int64_t piece, Codec codec, const std::byte* grad, float lr, uint64_t version);
   bool assign(int64_t piece, const std::byte* value, uint64_t version);
-  // Only the first value counts: a piece that is born already stays as it is.
+  // Only the first value counts: a piece that was written already stays as it is.
   bool init_once(int64_t piece, const std::byte* value, uint64_t version);
-  // Of the piece's last write; 0 while it is unborn.
+  // Of the piece's last write; 0 before the first.
   uint64_t version(int64_t piece) const;
 
  private:

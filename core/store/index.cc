@@ -59,9 +59,7 @@ uint32_t Index::find(int64_t key, uint64_t hash) const {
 }
 
 void Index::prefetch(uint64_t hash) const {
-  if (now_.homes != 0) {
-    __builtin_prefetch(now_.at(now_.home(hash)));
-  }
+  if (now_.homes != 0) __builtin_prefetch(now_.at(now_.home(hash)));
 }
 
 bool Index::insert(int64_t key, uint64_t hash, uint32_t slot) {
@@ -148,9 +146,7 @@ void Index::Buckets::collect(uint64_t low, uint64_t high,
     const Bucket& bucket = *at(i);
     for (uint32_t j = 0; j < bucket.count; ++j) {
       const uint64_t hash32 = static_cast<uint32_t>(mix64(static_cast<uint64_t>(bucket.keys[j])));
-      if (hash32 >= low && hash32 < high) {
-        out.emplace_back(bucket.keys[j], bucket.slots[j]);
-      }
+      if (hash32 >= low && hash32 < high) out.emplace_back(bucket.keys[j], bucket.slots[j]);
     }
     if (i >= last_home && bucket.count < kPerBucket) return;
   }

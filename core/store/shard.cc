@@ -1,7 +1,6 @@
 #include "store/shard.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 
 namespace shoal {
@@ -9,21 +8,6 @@ namespace {
 
 const TableSpec& spec_of(const std::variant<TableRows, DensePieces>& rows) {
   return std::visit([](const auto& r) -> const TableSpec& { return r.spec(); }, rows);
-}
-
-// Bytes of all rows of a part, or nothing where a piece number does not exist.
-std::optional<size_t> bytes_of(const std::variant<TableRows, DensePieces>& rows,
-                               std::span<const int64_t> keys, Codec codec) {
-  if (const auto* table = std::get_if<TableRows>(&rows)) {
-    return keys.size() * encoded_bytes(codec, static_cast<uint32_t>(table->spec().dim));
-  }
-  const auto& pieces = std::get<DensePieces>(rows);
-  size_t bytes = 0;
-  for (const int64_t key : keys) {
-    if (!pieces.valid(key)) return std::nullopt;
-    bytes += encoded_bytes(codec, pieces.spec().floats(key));
-  }
-  return (bytes + 3) / 4 * 4;  // as the wire counts them
 }
 
 }  // namespace
@@ -60,11 +44,7 @@ Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
     }
     return {};
   }
-  if (spec->dense) {
-    tables_.emplace(spec->id, Entry{DensePieces(spec)});
-  } else {
-    tables_.emplace(spec->id, Entry{TableRows(spec)});
-  }
+  tables_.emplace(spec->id, spec->dense ? Entry{DensePieces(spec)} : Entry{TableRows(spec)});
   return {};
 }
 
@@ -78,16 +58,18 @@ Status Shard::check(const PushPart& part) {
   const Entry* entry = find(part.table);
   if (entry == nullptr) return unknown(part.table);
   if (Status status = check_term(part.term); !status.ok()) return status;
-  const std::optional<size_t> bytes = bytes_of(entry->rows, part.keys, part.codec);
-  if (!bytes || *bytes != part.values.size()) {
-    return {Code::refused, describe(spec_of(entry->rows)) + ": " + std::to_string(part.keys.size()) +
+  const TableSpec& spec = spec_of(entry->rows);
+  const std::optional<size_t> bytes = spec.rows_bytes(part.keys, part.codec);
+  // The wire counts a tensor's bytes in fours.
+  if (!bytes || (spec.dense ? round_up(*bytes, 4) : *bytes) != part.values.size()) {
+    return {Code::refused, describe(spec) + ": " + std::to_string(part.keys.size()) +
                                " keys do not go with " + std::to_string(part.values.size()) +
                                " bytes of values"};
   }
   if (part.mode != PushMode::update && part.codec != Codec::fp32) {
     return {Code::refused, "values are assigned in fp32 only"};
   }
-  if (part.mode == PushMode::init_once && std::holds_alternative<TableRows>(entry->rows)) {
+  if (part.mode == PushMode::init_once && !spec.dense) {
     return {Code::refused, "only a dense tensor is given a first value"};
   }
   if (!std::isnan(part.lr) && (!std::isfinite(part.lr) || part.lr < 0.0f)) {
@@ -100,16 +82,16 @@ Status Shard::check(const PushPart& part) {
 // part of a push need not be prepared where its table does the same by itself.
 bool Shard::prepare(const PushPart& part, bool only_part) {
   Entry& entry = *find(part.table);
-  if (auto* table = std::get_if<TableRows>(&entry.rows)) return only_part || table->prepare(part.keys);
+  if (auto* table = std::get_if<TableRows>(&entry.rows)) {
+    return only_part || table->prepare(part.keys, part.codec);
+  }
   auto& pieces = std::get<DensePieces>(entry.rows);
-  return std::all_of(part.keys.begin(), part.keys.end(), [&](int64_t key) {
-    return part.mode == PushMode::init_once ? true : pieces.prepare(key);
-  });
+  return std::all_of(part.keys.begin(), part.keys.end(),
+                     [&](int64_t key) { return pieces.prepare(key, part.codec); });
 }
 
 bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
   Entry& entry = *find(part.table);
-  ++entry.pushes;
   const float lr = std::isnan(part.lr) ? spec_of(entry.rows).optimizer.lr : part.lr;
   if (auto* table = std::get_if<TableRows>(&entry.rows)) {
     return part.mode == PushMode::assign
@@ -154,23 +136,21 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   for (const PushPart& part : parts) {
     if (ack.status = check(part); !ack.status.ok()) return ack;
   }
+  if (identity != nullptr) dedupe_.make_room(*identity);
+  bool whole = std::all_of(parts.begin(), parts.end(),
+                           [&](const PushPart& part) { return prepare(part, parts.size() == 1); });
+  for (const PushPart& part : parts) whole = whole && apply(part, version_ + 1, step);
+  if (!whole) {
+    ack.status = {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
+    return ack;
+  }
+  ack.version = ++version_;
+  if (identity != nullptr) dedupe_.record(*identity, version_);
   for (const PushPart& part : parts) {
-    if (!prepare(part, parts.size() == 1)) {
-      ack.status = {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
-      return ack;
-    }
+    Entry& entry = *find(part.table);
+    ++entry.pushes;
+    if (auto* table = std::get_if<TableRows>(&entry.rows)) table->trim();
   }
-  for (const PushPart& part : parts) {
-    if (!apply(part, version_ + 1, step)) {
-      ack.status = {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
-      return ack;
-    }
-  }
-  ++version_;
-  if (identity != nullptr) {
-    dedupe_.record(*identity, version_);
-  }
-  ack.version = version_;
   return ack;
 }
 
@@ -195,7 +175,7 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
   for (size_t i = 0; i < part.keys.size(); ++i) {
     // Read once: the array may lie in memory that a peer can still write to.
     const int64_t key = *static_cast<const volatile int64_t*>(part.keys.data() + i);
-    if (!pieces.valid(key)) {
+    if (!pieces.spec().has_piece(key)) {
       ack.status = {Code::refused, describe(pieces.spec()) + " has no piece " + std::to_string(key)};
       return ack;
     }
@@ -226,18 +206,12 @@ Result<TableFigures> Shard::figures(uint32_t table) {
       [&](const auto& rows) {
         figures.rows = rows.size();
         figures.memory_bytes = rows.memory_bytes();
+        figures.value_bytes = 4 * rows.value_floats();
       },
       entry->rows);
-  if (const auto* pieces = std::get_if<DensePieces>(&entry->rows)) {
-    // State goes with the value, but for a step counter or so per piece.
-    const uint32_t floats = spec.floats(0);
-    figures.value_bytes = 4 * pieces->value_floats();
-    figures.state_bytes = figures.value_bytes * state_floats(spec.optimizer, floats) / floats;
-    return figures;
-  }
-  const auto floats = static_cast<uint32_t>(spec.dim);
-  figures.value_bytes = figures.rows * 4 * floats;
-  figures.state_bytes = figures.rows * 4 * state_floats(spec.optimizer, floats);
+  // State goes with the value, but for a step counter or so per piece.
+  const uint32_t floats = spec.floats(0);
+  figures.state_bytes = figures.value_bytes * state_floats(spec.optimizer, floats) / floats;
   return figures;
 }
 

@@ -9,11 +9,11 @@
 //   - A push is checked wholly before anything of it is applied; a refusal changes nothing.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
-#include <string>
 #include <unordered_map>
 #include <variant>
 
@@ -68,6 +68,9 @@ class Shard {
   // Makes a table known, or brings its hyper-parameters up to date.
   Status declare(const std::shared_ptr<const TableSpec>& spec);
 
+  // Refuses a request that was made for another term's placement.
+  Status check_term(uint32_t term) const;
+
   // Applies all parts as one update. `identity` null: no retries are possible (the embedded store).
   Ack push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step);
 
@@ -86,7 +89,6 @@ class Shard {
     uint64_t pulls = 0;
   };
 
-  Status check_term(uint32_t term) const;
   Status check(const PushPart& part);
   bool prepare(const PushPart& part, bool only_part);
   bool apply(const PushPart& part, uint64_t version, uint64_t step);
@@ -94,10 +96,10 @@ class Shard {
   Status unknown(uint32_t table) const;
 
   const uint32_t number_;
+  std::atomic<uint32_t> term_{1};
 
   std::mutex mutex_;
   // Guarded by mutex_:
-  uint32_t term_ = 1;
   uint64_t version_ = 0;
   Dedupe dedupe_;
   std::unordered_map<uint32_t, Entry> tables_;

@@ -24,9 +24,7 @@ uint32_t shard_of_key(const TableSpec& spec, int64_t key, uint32_t shards) {
 Store::Store(uint32_t shards) {
   assert(shards >= 1 && shards <= kShardsMax);
   shards_.reserve(shards);
-  for (uint32_t i = 0; i < shards; ++i) {
-    shards_.push_back(std::make_unique<Shard>(i));
-  }
+  for (uint32_t i = 0; i < shards; ++i) shards_.push_back(std::make_unique<Shard>(i));
 }
 
 Status Store::declare(TableSpec spec) {
@@ -42,9 +40,7 @@ Status Store::declare(TableSpec spec) {
     tables_.erase(shared->id);
     return {Code::bad_input, "a store holds at most " + std::to_string(kTablesMax) + " tables"};
   }
-  if (known == nullptr || shared->generation > known->generation) {
-    known = shared;
-  }
+  if (known == nullptr || shared->generation > known->generation) known = shared;
   for (const auto& shard : shards_) {
     if (Status status = shard->declare(shared); !status.ok()) return status;
   }
@@ -58,15 +54,11 @@ std::shared_ptr<const TableSpec> Store::table(uint32_t id) const {
 }
 
 void Store::fence(uint64_t client, uint32_t incarnation) {
-  for (const auto& shard : shards_) {
-    shard->fence(client, incarnation);
-  }
+  for (const auto& shard : shards_) shard->fence(client, incarnation);
 }
 
 void Store::forget(uint64_t client, uint32_t incarnation) {
-  for (const auto& shard : shards_) {
-    shard->forget(client, incarnation);
-  }
+  for (const auto& shard : shards_) shard->forget(client, incarnation);
 }
 
 }  // namespace shoal

@@ -25,6 +25,8 @@ size_t stride_of(size_t bytes) {
 
 size_t grown(size_t capacity, size_t needed) { return std::max(needed, capacity + capacity / 4); }
 
+size_t batch_rows(uint32_t dim) { return std::clamp<size_t>(kBatchFloats / dim, 1, kBatch); }
+
 uint64_t hash_of(int64_t key) { return mix64(static_cast<uint64_t>(key)); }
 
 }  // namespace
@@ -79,9 +81,7 @@ bool TableRows::pull(std::span<const int64_t> keys, const PullTarget& target) co
       encode_rows(target.codec, source, 1, dim_, out);
     }
   }
-  if (target.stream) {
-    finish_streaming();
-  }
+  if (target.stream) finish_streaming();
   return true;
 }
 
@@ -105,12 +105,10 @@ bool TableRows::birth(int64_t key, uint64_t hash, uint32_t& slot) {
 }
 
 bool TableRows::resolve(std::span<const int64_t> keys) {
-  if (slots_.size() < keys.size()) {
-    slots_.resize(keys.size());
-  }
+  if (slots_.size() < keys.size()) slots_.resize(keys.size());
   std::array<uint64_t, kBlock> hashes;
-  std::array<int64_t, kBlock>
-      block;  // read once: a peer may still write to them, and key and hash must agree
+  // Read once: a peer may still write to them, and key and hash must agree.
+  std::array<int64_t, kBlock> block;
   for (size_t first = 0; first < keys.size(); first += kBlock) {
     const size_t count = std::min(kBlock, keys.size() - first);
     std::memcpy(block.data(), keys.data() + first, 8 * count);
@@ -128,6 +126,15 @@ bool TableRows::resolve(std::span<const int64_t> keys) {
   return true;
 }
 
+bool TableRows::prepare(std::span<const int64_t> keys, Codec codec) {
+  if (codec != Codec::fp32 && decoded_.empty()) decoded_.resize(batch_rows(dim_) * dim_);
+  return resolve(keys);
+}
+
+void TableRows::trim() {
+  if (slots_.size() > kScratchKept) slots_ = {};
+}
+
 void TableRows::touch(uint32_t slot, uint64_t version, uint64_t step) {
   Meta& m = meta(slot);
   m.version = version;
@@ -138,12 +145,9 @@ void TableRows::touch(uint32_t slot, uint64_t version, uint64_t step) {
 bool TableRows::push(std::span<const int64_t> keys, Codec codec, const std::byte* grads, float lr,
                      uint64_t version, uint64_t step) {
   // Births first: they may run out of memory, and a push is applied wholly or not at all.
-  if (!resolve(keys)) return false;
+  if (!prepare(keys, codec)) return false;
   const size_t grad_bytes = encoded_bytes(codec, dim_);
-  const size_t batch = std::clamp<size_t>(kBatchFloats / dim_, 1, kBatch);
-  if (codec != Codec::fp32 && decoded_.size() < batch * dim_) {
-    decoded_.resize(batch * dim_);
-  }
+  const size_t batch = batch_rows(dim_);
   std::array<float*, kBatch> rows;
   for (size_t first = 0; first < keys.size(); first += batch) {
     const size_t count = std::min(batch, keys.size() - first);
@@ -158,12 +162,7 @@ bool TableRows::push(std::span<const int64_t> keys, Codec codec, const std::byte
       plain = decoded_.data();
     }
     update_rows(spec_->optimizer, lr, std::span<float* const>(rows.data(), count), plain, dim_);
-    for (size_t i = 0; i < count; ++i) {
-      touch(slots_[first + i], version, step);
-    }
-  }
-  if (slots_.size() > kScratchKept) {
-    slots_ = {};
+    for (size_t i = 0; i < count; ++i) touch(slots_[first + i], version, step);
   }
   return true;
 }

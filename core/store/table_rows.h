@@ -40,6 +40,7 @@ class TableRows {
   void set_spec(std::shared_ptr<const TableSpec> spec) { spec_ = std::move(spec); }  // same layout
   size_t size() const { return index_.size(); }
   size_t memory_bytes() const;
+  size_t value_floats() const { return size() * dim_; }
 
   // False when a position is out of range (nothing outside the target is ever written).
   bool pull(std::span<const int64_t> keys, const PullTarget& target) const;
@@ -52,8 +53,10 @@ class TableRows {
   // Sets the rows' values; optimizer state of a row that exists stays, a new row's is fresh.
   bool assign(std::span<const int64_t> keys, const std::byte* values, uint64_t version, uint64_t step);
 
-  // Gives birth to the rows that are absent. False when memory is exhausted.
-  bool prepare(std::span<const int64_t> keys) { return resolve(keys); }
+  // Gives birth to the rows that are absent: a push or assign of them in `codec` can then not fail. False
+  // when memory is exhausted; rows that were born by then stay, with their initial values.
+  bool prepare(std::span<const int64_t> keys, Codec codec);
+  void trim();  // gives back the scratch of an exceptional push
 
   ScanPage scan(uint64_t cursor, size_t rows_max) const;
 

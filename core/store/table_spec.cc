@@ -1,8 +1,9 @@
 #include "store/table_spec.h"
 
-#include <algorithm>
 #include <bit>
+#include <cassert>
 #include <cstring>
+#include <type_traits>
 
 #include "base/hash.h"
 
@@ -11,37 +12,34 @@ namespace {
 
 constexpr uint32_t kNameMax = 512;
 
-// Fixed little-endian layout; the name follows.
-struct Packed {
-  uint32_t id;
-  uint32_t generation;
-  uint64_t dim;
-  uint64_t seed;
-  int64_t range_low;
-  int64_t range_high;
-  double beta1;
-  double beta2;
-  float lr, momentum, dampening, weight_decay, lr_decay, initial, eps, l1, l2, beta;
-  float init_a, init_b;
-  uint8_t dense;
-  uint8_t optimizer;
-  uint8_t nesterov;
-  uint8_t init;
-  uint32_t name_bytes;
-};
-static_assert(sizeof(Packed) == 112);
+// Little-endian, one field after the other; the name follows.
+constexpr size_t kFixedBytes = 112;
 static_assert(std::endian::native == std::endian::little);
+
+// Hands every fixed field to `visit`, in the order of the wire.
+template <typename Spec, typename Visit>
+void each_field(Spec& spec, uint32_t& name_bytes, Visit visit) {
+  auto& o = spec.optimizer;
+  const auto all = [&](auto&... fields) { (visit(fields), ...); };
+  all(spec.id, spec.generation, spec.dim, spec.seed, spec.range_low, spec.range_high, o.beta1, o.beta2);
+  all(o.lr, o.momentum, o.dampening, o.weight_decay, o.lr_decay, o.initial, o.eps, o.l1, o.l2, o.beta);
+  all(spec.init.a, spec.init.b, spec.dense, o.kind, o.nesterov, spec.init.kind, name_bytes);
+}
 
 }  // namespace
 
-uint32_t TableSpec::floats(int64_t key) const {
-  if (!dense) return static_cast<uint32_t>(dim);
-  const uint64_t first = static_cast<uint64_t>(key) * kPieceFloats;
-  return static_cast<uint32_t>(std::min<uint64_t>(kPieceFloats, dim - first));
+std::optional<size_t> TableSpec::rows_bytes(std::span<const int64_t> keys, Codec codec) const {
+  if (!dense) return keys.size() * encoded_bytes(codec, static_cast<uint32_t>(dim));
+  size_t bytes = 0;
+  for (const int64_t key : keys) {
+    if (!has_piece(key)) return std::nullopt;
+    bytes += encoded_bytes(codec, floats(key));
+  }
+  return bytes;
 }
 
 Status check_table(const TableSpec& spec) {
-  const std::string what = (spec.dense ? "tensor '" : "table '") + spec.name + "'";
+  const std::string what = title(spec);
   if (spec.id == 0 || spec.name.empty() || spec.name.size() > kNameMax) {
     return {Code::bad_input, what + ": names have 1 to 512 bytes and ids are above 0"};
   }
@@ -67,83 +65,49 @@ bool same_table(const TableSpec& a, const TableSpec& b) {
          a.range_low == b.range_low && a.range_high == b.range_high && same_layout(a.optimizer, b.optimizer);
 }
 
+std::string title(const TableSpec& spec) { return (spec.dense ? "tensor '" : "table '") + spec.name + "'"; }
+
 std::string describe(const TableSpec& spec) {
-  return (spec.dense ? "tensor '" : "table '") + spec.name + "' (id " + std::to_string(spec.id) + ", " +
-         (spec.dense ? "size " : "dim ") + std::to_string(spec.dim) + ", optimizer kind " +
+  return title(spec) + " (id " + std::to_string(spec.id) + ", " + (spec.dense ? "size " : "dim ") +
+         std::to_string(spec.dim) + ", optimizer kind " +
          std::to_string(static_cast<int>(spec.optimizer.kind)) + ", seed " + std::to_string(spec.seed) + ")";
 }
 
 std::vector<std::byte> encode_table(const TableSpec& spec) {
-  const OptimizerSpec& o = spec.optimizer;
-  Packed packed{};
-  packed.id = spec.id;
-  packed.generation = spec.generation;
-  packed.dim = spec.dim;
-  packed.seed = spec.seed;
-  packed.range_low = spec.range_low;
-  packed.range_high = spec.range_high;
-  packed.beta1 = o.beta1;
-  packed.beta2 = o.beta2;
-  packed.lr = o.lr;
-  packed.momentum = o.momentum;
-  packed.dampening = o.dampening;
-  packed.weight_decay = o.weight_decay;
-  packed.lr_decay = o.lr_decay;
-  packed.initial = o.initial;
-  packed.eps = o.eps;
-  packed.l1 = o.l1;
-  packed.l2 = o.l2;
-  packed.beta = o.beta;
-  packed.init_a = spec.init.a;
-  packed.init_b = spec.init.b;
-  packed.dense = spec.dense ? 1 : 0;
-  packed.optimizer = static_cast<uint8_t>(o.kind);
-  packed.nesterov = o.nesterov ? 1 : 0;
-  packed.init = static_cast<uint8_t>(spec.init.kind);
-  packed.name_bytes = static_cast<uint32_t>(spec.name.size());
-  std::vector<std::byte> bytes(sizeof(Packed) + spec.name.size());
-  std::memcpy(bytes.data(), &packed, sizeof packed);
-  std::memcpy(bytes.data() + sizeof packed, spec.name.data(), spec.name.size());
+  std::vector<std::byte> bytes;
+  auto name_bytes = static_cast<uint32_t>(spec.name.size());
+  each_field(spec, name_bytes, [&](const auto& field) {
+    const auto raw = std::as_bytes(std::span(&field, 1));
+    bytes.insert(bytes.end(), raw.begin(), raw.end());
+  });
+  assert(bytes.size() == kFixedBytes);
+  const auto name = std::as_bytes(std::span(spec.name));
+  bytes.insert(bytes.end(), name.begin(), name.end());
   return bytes;
 }
 
 Result<TableSpec> decode_table(std::span<const std::byte> bytes) {
-  Packed packed;
-  if (bytes.size() < sizeof packed) return Status{Code::refused, "a table's description is cut short"};
-  std::memcpy(&packed, bytes.data(), sizeof packed);
-  if (packed.name_bytes != bytes.size() - sizeof packed || packed.name_bytes > kNameMax) {
+  if (bytes.size() < kFixedBytes) return Status{Code::refused, "a table's description is cut short"};
+  TableSpec spec;
+  uint32_t name_bytes = 0;
+  const std::byte* from = bytes.data();
+  each_field(spec, name_bytes, [&](auto& field) {
+    if constexpr (std::is_same_v<decltype(field), bool&>) {
+      field = *from != std::byte{0};  // a bool may hold nothing but 0 and 1
+    } else {
+      std::memcpy(&field, from, sizeof field);
+    }
+    from += sizeof field;
+  });
+  if (name_bytes != bytes.size() - kFixedBytes || name_bytes > kNameMax) {
     return Status{Code::refused, "a table's description has a name of the wrong length"};
   }
-  if (packed.optimizer < 1 || packed.optimizer > 6 || packed.init < 1 || packed.init > 4) {
+  const auto optimizer = static_cast<uint8_t>(spec.optimizer.kind);
+  const auto init = static_cast<uint8_t>(spec.init.kind);
+  if (optimizer < 1 || optimizer > 6 || init < 1 || init > 4) {
     return Status{Code::refused, "a table's description names an unknown optimizer or initialiser"};
   }
-  TableSpec spec;
-  OptimizerSpec& o = spec.optimizer;
-  spec.id = packed.id;
-  spec.generation = packed.generation;
-  spec.dense = packed.dense != 0;
-  spec.dim = packed.dim;
-  spec.name.assign(reinterpret_cast<const char*>(bytes.data()) + sizeof packed, packed.name_bytes);
-  spec.seed = packed.seed;
-  spec.range_low = packed.range_low;
-  spec.range_high = packed.range_high;
-  o.kind = static_cast<OptimizerKind>(packed.optimizer);
-  o.nesterov = packed.nesterov != 0;
-  o.lr = packed.lr;
-  o.momentum = packed.momentum;
-  o.dampening = packed.dampening;
-  o.weight_decay = packed.weight_decay;
-  o.lr_decay = packed.lr_decay;
-  o.initial = packed.initial;
-  o.eps = packed.eps;
-  o.beta1 = packed.beta1;
-  o.beta2 = packed.beta2;
-  o.l1 = packed.l1;
-  o.l2 = packed.l2;
-  o.beta = packed.beta;
-  spec.init.kind = static_cast<InitKind>(packed.init);
-  spec.init.a = packed.init_a;
-  spec.init.b = packed.init_b;
+  spec.name.assign(reinterpret_cast<const char*>(from), name_bytes);
   spec.init.salt = mix64(spec.seed ^ hash_name(spec.name));
   if (Status status = check_table(spec); !status.ok()) return status;
   return spec;

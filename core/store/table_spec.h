@@ -1,8 +1,10 @@
 // What a server must know of a table or of a dense tensor, and its form on the wire.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "base/status.h"
 #include "update/init.h"
 #include "update/optimizer.h"
+#include "wire/codec.h"
 
 namespace shoal {
 
@@ -30,14 +33,21 @@ struct TableSpec {
   int64_t range_high = 0;
 
   uint32_t pieces() const { return static_cast<uint32_t>((dim + kPieceFloats - 1) / kPieceFloats); }
+  bool has_piece(int64_t key) const { return key >= 0 && key < static_cast<int64_t>(pieces()); }
   // Floats in the row or piece `key`.
-  uint32_t floats(int64_t key) const;
+  uint32_t floats(int64_t key) const {
+    const uint64_t before = dense ? static_cast<uint64_t>(key) * kPieceFloats : 0;
+    return static_cast<uint32_t>(std::min<uint64_t>(kPieceFloats, dim - before));
+  }
+  // Bytes of the encoded rows of `keys`, or nothing where a tensor has no such piece.
+  std::optional<size_t> rows_bytes(std::span<const int64_t> keys, Codec codec) const;
 };
 
 Status check_table(const TableSpec& spec);
 // Whether `b` may go on with the rows of `a`: all but hyper-parameters equal.
 bool same_table(const TableSpec& a, const TableSpec& b);
-std::string describe(const TableSpec& spec);
+std::string title(const TableSpec& spec);     // "table 'items'", for messages
+std::string describe(const TableSpec& spec);  // with its settings
 
 std::vector<std::byte> encode_table(const TableSpec& spec);
 Result<TableSpec> decode_table(std::span<const std::byte> bytes);

@@ -6,7 +6,6 @@
 // contraction, no approximations, no libm; reductions run over a fixed tree of 16 lanes.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>

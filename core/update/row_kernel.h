@@ -45,9 +45,7 @@ inline constexpr size_t lines_per_row_max = 16;
 
 SHOAL_INLINE void prefetch_row(const float* row, size_t lines) {
   const char* head = reinterpret_cast<const char*>(row);
-  for (size_t line = 0; line < lines; ++line) {
-    __builtin_prefetch(head + line * line_bytes, 1, 3);
-  }
+  for (size_t line = 0; line < lines; ++line) __builtin_prefetch(head + line * line_bytes, 1, 3);
 }
 
 template <typename Step>
@@ -56,9 +54,7 @@ struct RowsKernel {
     const size_t row_bytes = size_t{4} * batch.row_floats;
     const size_t lines = std::clamp<size_t>((row_bytes + line_bytes - 1) / line_bytes, 1, lines_per_row_max);
     const size_t ahead = std::max<size_t>(lines_ahead_max / lines, 2);
-    for (size_t i = 0; i < std::min(ahead, batch.count); ++i) {
-      prefetch_row(batch.rows[i], lines);
-    }
+    for (size_t i = 0; i < std::min(ahead, batch.count); ++i) prefetch_row(batch.rows[i], lines);
     for (size_t i = 0; i < batch.count; ++i) {
       if (i + ahead < batch.count) prefetch_row(batch.rows[i + ahead], lines);
       float* row = batch.rows[i];

@@ -44,8 +44,8 @@ TEST(the_last_piece_is_what_is_left) {
   CHECK_EQ(pieces.spec().pieces(), 3);
   CHECK_EQ(pieces.spec().floats(0), kPieceFloats);
   CHECK_EQ(pieces.spec().floats(2), 5);
-  CHECK(pieces.valid(2) && !pieces.valid(3) && !pieces.valid(-1));
-  CHECK(!pieces.valid(INT64_MIN) && !pieces.valid(INT64_MAX));
+  CHECK(pieces.spec().has_piece(2) && !pieces.spec().has_piece(3) && !pieces.spec().has_piece(-1));
+  CHECK(!pieces.spec().has_piece(INT64_MIN) && !pieces.spec().has_piece(INT64_MAX));
 }
 
 TEST(a_piece_is_born_by_its_first_write) {

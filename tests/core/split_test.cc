@@ -134,7 +134,8 @@ TEST(duplicates_are_summed_in_order_of_occurrence_to_the_bit) {
     for (int again = 0; again < 3; ++again) {  // the scratch is warm from the second time on
       std::vector<int64_t> keys_out(keys.size());
       std::vector<float> sums(rows.size());
-      const uint32_t n = merger.merge(keys, positions.data(), rows.data(), dim, keys_out.data(), sums.data());
+      const uint32_t n = merger.merge(PushMode::update, keys, positions.data(), rows.data(), dim,
+                                      keys_out.data(), sums.data());
       REQUIRE(n == expected.size());
       for (uint32_t i = 0; i < n; ++i) {
         CHECK(std::memcmp(sums.data() + size_t{i} * dim, expected[keys_out[i]].data(), 4 * dim) == 0);
@@ -151,7 +152,9 @@ TEST(of_assigned_duplicates_the_last_stays) {
   std::vector<int64_t> keys_out(5);
   std::vector<float> values(5);
   Merger merger;
-  CHECK_EQ(merger.keep_last(keys, positions.data(), rows.data(), 1, keys_out.data(), values.data()), 2);
+  CHECK_EQ(
+      merger.merge(PushMode::assign, keys, positions.data(), rows.data(), 1, keys_out.data(), values.data()),
+      2);
   CHECK(keys_out[0] == 5 && keys_out[1] == 6);
   CHECK(values[0] == 4.0f && values[1] == 5.0f);
 }
@@ -169,6 +172,8 @@ TEST(a_merger_takes_small_groups_after_large_ones) {
   std::vector<float> sums(keys.size());
   for (const size_t count : {size_t{10'000}, size_t{1}, size_t{0}, size_t{17}, size_t{10'000}}) {
     const std::span<const int64_t> group(keys.data(), count);
-    CHECK_EQ(merger.merge(group, positions.data(), rows.data(), 1, keys_out.data(), sums.data()), count);
+    CHECK_EQ(
+        merger.merge(PushMode::update, group, positions.data(), rows.data(), 1, keys_out.data(), sums.data()),
+        count);
   }
 }

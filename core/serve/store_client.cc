@@ -1,0 +1,147 @@
+// What all clients share: the checks that stand before every request.
+#include "serve/store_client.h"
+
+#include <bit>
+#include <cmath>
+#include <numeric>
+#include <string>
+
+#include "serve/request_builder.h"
+
+namespace shoal {
+namespace {
+
+constexpr uint32_t kInfinityBits = 0x7f800000u;
+
+// Names the first row that cannot be sent and counts all of them.
+Status name_the_bad(const std::string& what, std::span<const int64_t> keys, const float* values,
+                    size_t row_floats, float limit, bool finite) {
+  size_t bad = 0;
+  int64_t first = 0;
+  float seen = 0.0f;
+  const size_t rows = keys.empty() ? 1 : keys.size();
+  for (size_t row = 0; row < rows; ++row) {
+    for (size_t i = 0; i < row_floats; ++i) {
+      const float x = values[row * row_floats + i];
+      if (!std::isfinite(x) || std::fabs(x) > limit) {
+        if (bad == 0) {
+          first = keys.empty() ? static_cast<int64_t>(i) : keys[row];
+          seen = x;
+        }
+        ++bad;
+        if (!keys.empty()) break;  // count rows
+      }
+    }
+  }
+  const std::string unit = keys.empty() ? "element " : "key ";
+  const std::string units = keys.empty() ? " elements" : " rows";
+  std::string text = what + ": " + std::to_string(bad) + " of " +
+                     std::to_string(keys.empty() ? row_floats : rows) + units + " cannot be sent, first " +
+                     unit + std::to_string(first) + " with the value " + std::to_string(seen) + "; ";
+  text += finite ? "it is too large for this wire format: use wire='fp32' or 'bf16', or scale the gradient"
+                 : "every value must be finite: check the loss for NaN, or clip the gradient";
+  return {Code::bad_input, text};
+}
+
+}  // namespace
+
+FiniteCheck check_finite(const std::string& what, std::span<const int64_t> keys, const float* values,
+                         size_t row_floats, Codec codec) {
+  const size_t count = (keys.empty() ? 1 : keys.size()) * row_floats;
+  const uint32_t bits = max_abs_bits(values, count);
+  const float limit = encodable_max(codec);
+  const float largest = std::bit_cast<float>(bits);
+  if (bits >= kInfinityBits || largest > limit) {
+    return {name_the_bad(what, keys, values, row_floats, limit, bits < kInfinityBits), false};
+  }
+  // At most keys.size() values are summed into one.
+  const double bound = static_cast<double>(largest) * static_cast<double>(keys.empty() ? 1 : keys.size());
+  return {{}, bound <= static_cast<double>(limit)};
+}
+
+Result<StoreClient::SpecPtr> StoreClient::find(uint32_t table, bool dense) {
+  Result<SpecPtr> spec = lookup(table);
+  if (spec.ok() && (*spec == nullptr || (*spec)->dense != dense)) {
+    return Status{Code::unknown_table,
+                  "no " + std::string(dense ? "tensor" : "table") + " has the id " + std::to_string(table)};
+  }
+  return spec;
+}
+
+Result<StoreClient::OperationPtr> StoreClient::pull(uint32_t table, std::span<const int64_t> keys,
+                                                    Codec codec, const OutMemory& out, Deadline deadline) {
+  const auto spec = find(table, false);
+  if (!spec.ok()) return spec.status();
+  return pull_rows("pull from ", *spec, keys, keys.size(), codec, out, deadline);
+}
+
+Result<StoreClient::OperationPtr> StoreClient::pull_tensor(uint32_t tensor, Codec codec, const OutMemory& out,
+                                                           Deadline deadline) {
+  const auto spec = find(tensor, true);
+  if (!spec.ok()) return spec.status();
+  std::vector<int64_t> pieces((*spec)->pieces());
+  std::iota(pieces.begin(), pieces.end(), int64_t{0});
+  return pull_rows("pull of ", *spec, pieces, 1, codec, out, deadline);
+}
+
+Result<StoreClient::OperationPtr> StoreClient::pull_rows(const char* verb, const SpecPtr& spec,
+                                                         std::span<const int64_t> keys, size_t rows,
+                                                         Codec codec, const OutMemory& out,
+                                                         Deadline deadline) {
+  const auto operation = std::make_shared<PullOperation>();
+  const size_t floats = rows * spec->dim;
+  operation->what = verb + title(*spec);
+  operation->spec = spec;
+  operation->codec = codec;
+  operation->rows = rows;
+  operation->row_floats = spec->dim;
+  operation->out = out.floats.data();
+  operation->keep = out.owner;
+  if (operation->out == nullptr) {
+    operation->block = allocate_rows(4 * floats);
+    if (operation->block == nullptr) {
+      return Status{Code::internal,
+                    operation->what + ": out of memory for " + std::to_string(rows) + " rows"};
+    }
+    operation->out = reinterpret_cast<float*>(operation->block->bytes().data());
+  } else if (out.floats.size() != floats) {
+    return Status{Code::bad_input, operation->what + ": out= has " + std::to_string(out.floats.size()) +
+                                       " elements; " + std::to_string(floats) + " are needed"};
+  }
+  return send_pull(operation, keys, deadline);
+}
+
+Result<StoreClient::OperationPtr> StoreClient::push(uint32_t table, std::span<const int64_t> keys,
+                                                    const float* values, const PushOptions& options,
+                                                    Deadline deadline) {
+  const auto spec = find(table, false);
+  if (!spec.ok()) return spec.status();
+  const auto operation = std::make_shared<ClientOperation>();
+  operation->spec = *spec;
+  operation->what = "push to " + title(**spec);
+  if (keys.empty()) {
+    operation->finish({});
+    return operation;
+  }
+  const FiniteCheck finite = check_finite(operation->what, keys, values, (*spec)->dim, options.wire());
+  if (!finite.status.ok()) return finite.status;
+  return send_push(operation, keys, values, options, finite.sums_are_safe, deadline);
+}
+
+Result<StoreClient::OperationPtr> StoreClient::push_tensor(uint32_t tensor, std::span<const float> values,
+                                                           const PushOptions& options, Deadline deadline) {
+  const auto spec = find(tensor, true);
+  if (!spec.ok()) return spec.status();
+  const auto operation = std::make_shared<ClientOperation>();
+  operation->spec = *spec;
+  operation->what = "push to " + title(**spec);
+  if (values.size() != (*spec)->dim) {
+    return Status{Code::bad_input, title(**spec) + " has " + std::to_string((*spec)->dim) +
+                                       " elements; a push brought " + std::to_string(values.size())};
+  }
+  const FiniteCheck finite = check_finite(operation->what, {}, values.data(), values.size(), options.wire());
+  if (!finite.status.ok()) return finite.status;
+  return send_tensor(operation, values, options, deadline);
+}
+
+}  // namespace shoal
