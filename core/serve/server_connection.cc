@@ -11,10 +11,10 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kOutBytesMax = 2 * 1024 * 1024;  // answers queued before a pull waits for its reader
+constexpr size_t kOutBytesMax = 1 * 1024 * 1024;  // answers queued before a pull waits for its reader
 constexpr size_t kReadsMax = 32;
-constexpr size_t kSpareMax = 8;
-constexpr size_t kSpareBytesMax = 1024 * 1024;
+constexpr size_t kSpareMax = 2;
+constexpr size_t kSpareBytesMax = 5 * 1024 * 1024;
 constexpr size_t kDescriptorsMax = 16;
 constexpr auto kHandshakeTime = std::chrono::seconds(5);
 

@@ -111,6 +111,7 @@ class Session {
     const Part* part;
     PullPart request;
     size_t first;  // number of the first row within the whole request
+    size_t at;     // in the frame's body
     size_t bytes;
   };
   Result<std::vector<PullPiece>> next_pieces(const FrameView& frame);

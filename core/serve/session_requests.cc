@@ -9,9 +9,11 @@
 namespace shoal {
 namespace {
 
-// Replies to pulls are cut into frames of about this size: it stays in the cache between the gather and
-// the send.
-constexpr size_t kReplyBytes = 256 * 1024;
+// Replies to pulls are cut into frames of about this size, large enough that waking helpers for the gather
+// pays and small enough that the last cache level holds one while it is sent.
+constexpr size_t kReplyBytes = 4 * 1024 * 1024;
+constexpr size_t kPieceBytes = 64 * 1024;  // of it, gathered by one thread at a time
+constexpr size_t kHelpBytes = 512 * 1024;  // below, a frame is gathered alone
 // Below this many rows a request is done at once; above, helpers are worth waking.
 constexpr size_t kHelpRows = 4096;
 constexpr size_t kScanBytes = 4 * 1024 * 1024;  // copied under the shard's mutex
@@ -214,14 +216,14 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
       return Status{Code::refused, "keys in shared memory go with rows in shared memory"};
     }
     const Codec codec = static_cast<Codec>(part.codec);
-    const size_t room = std::max<size_t>(1, (kReplyBytes - body) / encoded_bytes(codec, spec->floats(0)));
+    const size_t room = std::max<size_t>(1, kPieceBytes / encoded_bytes(codec, spec->floats(0)));
     const size_t rows = std::min(request->keys.size() - progress_.row, room);
     request->keys = request->keys.subspan(progress_.row, rows);
     const std::optional<size_t> exact = spec->rows_bytes(request->keys, codec);
     if (!exact) return Status{Code::refused, describe(*spec) + " has no such piece"};
     // Offsets count in fours, and rows of an odd dim in 16 bits need not end on one.
     const size_t bytes = round_up(*exact, 4);
-    pieces.push_back({&part, *request, progress_.first + progress_.row, bytes});
+    pieces.push_back({&part, *request, progress_.first + progress_.row, body, bytes});
     body += bytes;
     progress_.row += rows;
     if (progress_.row == part.count) {
@@ -235,27 +237,30 @@ void Session::send_pieces(const FrameView& frame, const std::vector<PullPiece>& 
   size_t body = 0;
   for (const PullPiece& piece : pieces) body += piece.bytes;
   const ReplySink::Draft draft = sink.begin(pieces.size(), body);
+  std::vector<Ack> acks(pieces.size());
+  const std::function<void(size_t)> gather = [&](size_t i) {
+    const PullPiece& piece = pieces[i];
+    std::byte* out = draft.body + piece.at;
+    if (piece.bytes >= 4) {
+      std::memset(out + piece.bytes - 4, 0, 4);  // what rounding up to fours may leave unwritten
+    }
+    acks[i] = server_.store.shard(piece.part->shard)
+                  .pull(piece.request, {.out = out, .codec = static_cast<Codec>(piece.part->codec)});
+  };
+  server_.crew.run(pieces.size(), gather, body < kHelpBytes);
   Header reply = reply_header(frame);
-  size_t at = 0;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const PullPiece& piece = pieces[i];
-    if (piece.bytes >= 4) {
-      std::memset(draft.body + at + piece.bytes - 4, 0, 4);  // what rounding up to fours may leave unwritten
-    }
-    const PullTarget target{.out = draft.body + at, .codec = static_cast<Codec>(piece.part->codec)};
-    const Ack ack = server_.store.shard(piece.part->shard).pull(piece.request, target);
-    if (!ack.status.ok()) {
-      const std::string& text = ack.status.message();
+    if (const Status& status = acks[i].status; !status.ok()) {
       std::memset(draft.body, 0, body);
-      std::memcpy(draft.body, text.data(), std::min(text.size(), body));
-      reply.code = static_cast<uint16_t>(ack.status.code());
+      std::memcpy(draft.body, status.message().data(), std::min(status.message().size(), body));
+      reply.code = static_cast<uint16_t>(status.code());
       break;
     }
-    draft.parts[i] = reply_part(*piece.part, ack);
+    draft.parts[i] = reply_part(*piece.part, acks[i]);
     draft.parts[i].count = static_cast<uint32_t>(piece.request.keys.size());
     draft.parts[i].keys_at = static_cast<uint32_t>(piece.first);
-    draft.parts[i].values_at = static_cast<uint32_t>(at / 4);
-    at += piece.bytes;
+    draft.parts[i].values_at = static_cast<uint32_t>(piece.at / 4);
     server_.counters.rows_pulled += piece.request.keys.size();
   }
   reply.last = progress_.part == frame.parts.size() ? 1 : 0;

@@ -1,6 +1,7 @@
 #include "store/shard.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 namespace shoal {
@@ -155,7 +156,7 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
 }
 
 Ack Shard::pull(const PullPart& part, const PullTarget& target) {
-  const std::lock_guard lock(mutex_);
+  const std::shared_lock lock(mutex_);
   Ack ack{.status = {}, .term = term_, .version = version_};
   Entry* entry = find(part.table);
   if (entry == nullptr) {
@@ -163,7 +164,7 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
     return ack;
   }
   if (ack.status = check_term(part.term); !ack.status.ok()) return ack;
-  ++entry->pulls;
+  std::atomic_ref(entry->pulls).fetch_add(1, std::memory_order_relaxed);
   if (auto* table = std::get_if<TableRows>(&entry->rows)) {
     if (!table->pull(part.keys, target)) {
       ack.status = {Code::refused, "a position lies outside the buffer of the request"};

@@ -2,7 +2,8 @@
 // checkpointing. A state machine without I/O: it is given requests and gives answers. The embedded
 // store, the server and the simulator all call this same code.
 //
-// Thread-safe: every public method takes the shard's mutex; nothing under it does I/O or takes another.
+// Thread-safe: every public method takes the shard's mutex (pulls share it); nothing under it does I/O or
+// takes another.
 // Invariants:
 //   - `version` counts applied pushes; a row keeps the version of its last write.
 //   - A push's update and its dedupe record are one critical section.
@@ -12,11 +13,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <unordered_map>
 #include <variant>
 
+#include "base/fair_shared_mutex.h"
 #include "base/status.h"
 #include "store/dedupe.h"
 #include "store/dense_pieces.h"
@@ -98,7 +99,7 @@ class Shard {
   const uint32_t number_;
   std::atomic<uint32_t> term_{1};
 
-  std::mutex mutex_;
+  FairSharedMutex mutex_;
   // Guarded by mutex_:
   uint64_t version_ = 0;
   Dedupe dedupe_;
