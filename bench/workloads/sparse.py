@@ -11,6 +11,7 @@ from bench.report import Book, Line, Need
 from bench.subject import Shoal
 
 S1, P50, P99, S2 = "S1 pull", "S1 100 ids p50", "S1 100 ids p99", "S2 push Adagrad"
+_UNIX_LIMIT, _TCP_LIMIT = "limit unix socket, 256-byte rows", "limit tcp loopback, 256-byte rows"
 S3 = {(2, 1): "S3 pull+push 2x1", (2, 2): "S3 pull+push 2x2"}
 
 _RPC = tuple(TorchRpc(transport).name for transport in ("default", "uv"))
@@ -18,6 +19,7 @@ _RPC_HUGE = (TorchRpc("uv", huge_pages=True).name,)
 _RAY = (RayActor().name,)
 _AUTO, _UNIX, _TCP = (Shoal(lane).name for lane in ("auto", "unix", "tcp"))
 _FLOOR_UNIX, _FLOOR_TCP = Sockets("unix").name, Sockets("tcp").name
+_BETTER_UNIX, _BETTER_TCP = Sockets("unix", pipelined=True).name, Sockets("tcp", pipelined=True).name
 
 
 def run(book: Book, plan: Plan) -> None:
@@ -29,8 +31,10 @@ def run(book: Book, plan: Plan) -> None:
             Sockets("unix"),
             Shoal("unix"),
             TorchRpc("uv", huge_pages=True),
+            Sockets("unix", pipelined=True),
             Sockets("tcp"),
             Shoal("tcp"),
+            Sockets("tcp", pipelined=True),
             RayActor(),
         ]
         alternate(book, plan, "S1 S2", contenders, lambda contender: _one_worker(contender, plan))
@@ -81,8 +85,8 @@ def lines() -> list[Line]:
     below = Need(peers=(_FLOOR_TCP,), factor=1)
     return [
         _ids(S1, _AUTO, rpc, floor_unix, rest, goal="18 M", limit="limit gather of 256-byte rows, one core"),
-        _ids(S1, _UNIX, Need(peers=(_FLOOR_UNIX,)), limit="limit unix socket, 256-byte rows"),
-        _ids(S1, _TCP, floor_tcp, goal="10 M", limit="limit tcp loopback, 256-byte rows"),
+        _ids(S1, _UNIX, Need(peers=(_FLOOR_UNIX,)), Need(peers=(_BETTER_UNIX,)), limit=_UNIX_LIMIT),
+        _ids(S1, _TCP, floor_tcp, Need(peers=(_BETTER_TCP,)), goal="10 M", limit=_TCP_LIMIT),
         _latency(P50, _AUTO, ten, Need(peers=(_FLOOR_UNIX, *_RAY)), goal="20 us"),
         _latency(P50, _UNIX, Need(peers=(_FLOOR_UNIX,))),
         _latency(P50, _TCP, below),
