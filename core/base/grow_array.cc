@@ -25,16 +25,16 @@ constexpr bool kMovesPages = false;
 constexpr bool kMovesPages = true;
 #endif
 
-// Address space for `bytes` that begins on a huge page, not yet usable; null when there is none.
-std::byte* reserve_aligned(size_t bytes) {
-  void* wide =
-      mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+// Address space for `bytes` that begins at a multiple of `unit`, not yet usable; null when there is none.
+std::byte* reserve_aligned(size_t bytes, size_t unit) {
+  const size_t spare = unit - kPage;
+  void* wide = mmap(nullptr, bytes + spare, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (wide == MAP_FAILED) return nullptr;
   auto* begin = static_cast<std::byte*>(wide);
-  auto* aligned = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(begin), kHugePage));
-  if (aligned != begin) munmap(begin, static_cast<size_t>(aligned - begin));
-  const size_t behind = kHugePage - static_cast<size_t>(aligned - begin);
-  munmap(aligned + bytes, behind);
+  auto* aligned = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(begin), unit));
+  const auto before = static_cast<size_t>(aligned - begin);
+  if (before > 0) munmap(begin, before);
+  if (before < spare) munmap(aligned + bytes, spare - before);
   return aligned;
 }
 
@@ -76,12 +76,13 @@ bool GrowArray::grow_heap(size_t bytes) {
   return true;
 }
 
-// Begins on a huge page and stays so when it moves: the kernel then moves whole huge pages. Where an
-// array first gets huge pages its content is copied once, since its pages so far are small ones.
+// A large array begins on a huge page and stays so when it moves: the kernel then moves whole huge pages.
+// Where an array first gets huge pages its content is copied once, since its pages so far are small ones.
 bool GrowArray::grow_mapped(size_t bytes) {
   const bool huge = bytes >= kHugeMin;
-  const size_t size = round_up(bytes, huge ? kHugePage : kPage);
-  std::byte* place = reserve_aligned(size);
+  const size_t unit = huge ? kHugePage : kPage;
+  const size_t size = round_up(bytes, unit);
+  std::byte* place = reserve_aligned(size, unit);
   if (place == nullptr) return false;
   if (mapped_ && kMovesPages && huge == (capacity_ >= kHugeMin)) {
     if (mremap(data_, capacity_, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) != MAP_FAILED) {

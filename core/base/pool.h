@@ -13,7 +13,7 @@ class Pool {
   explicit Pool(size_t kept) : kept_(kept) { free_.reserve(kept); }
 
   struct GiveBack {
-    Pool* pool;
+    Pool* pool = nullptr;
     void operator()(T* taken) const {
       std::unique_ptr<T> object(taken);  // freed after the lock is released
       const std::lock_guard lock(pool->mutex_);

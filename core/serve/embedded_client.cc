@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "base/copy.h"
+#include "base/grow_array.h"
 #include "base/pool.h"
 #include "base/work_crew.h"
 #include "serve/request_builder.h"
@@ -17,7 +18,7 @@ namespace {
 
 constexpr size_t kHelpRows = 2048;  // below this a call is over before a helper is awake
 constexpr size_t kWarmBytes = size_t{1} << 30;
-constexpr size_t kMergersKept = 16;
+constexpr size_t kMergedKept = 16;
 
 Status out_of_memory() { return {Code::internal, "out of memory for a push"}; }
 
@@ -96,11 +97,11 @@ class EmbeddedClient : public StoreClient {
                     }));
     }
     // A sum of duplicates might overflow: everything is merged and looked at before anything is applied.
-    std::vector<Merged> all(store_.shards());
+    std::vector<MergedPtr> all(store_.shards());
     Status status = each_group(split, [&](uint32_t shard) {
       all[shard] = merge(spec, split, shard, values, options);
-      if (all[shard].block == nullptr) return out_of_memory();
-      return check_finite(operation->what + " (duplicates summed)", all[shard].keys, all[shard].rows,
+      if (all[shard] == nullptr) return out_of_memory();
+      return check_finite(operation->what + " (duplicates summed)", all[shard]->keys, all[shard]->rows,
                           spec.dim, options.wire())
           .status;
     });
@@ -122,32 +123,34 @@ class EmbeddedClient : public StoreClient {
                   }));
   }
 
-  // The distinct keys of one shard's group and what is pushed to them.
+  // The distinct keys of one shard's group and what is pushed to them; the memory is kept warm.
   struct Merged {
-    std::shared_ptr<Block> block;  // null: out of memory
+    Merger merger;
+    GrowArray memory;
     std::span<const int64_t> keys = {};
     float* rows = nullptr;
   };
+  using MergedPtr = Pool<Merged>::Held;
 
-  Merged merge(const TableSpec& spec, const SplitKeys& split, uint32_t shard, const float* values,
-               const PushOptions& options) {
-    // As much for each shard as the largest needs: all of them then take turns in the same warm blocks.
-    const size_t keys_bytes = round_up(size_t{8} * split.count_max, 64);
-    Merged merged{.block = arena_->allocate(keys_bytes + 4 * split.count_max * spec.dim)};
-    if (merged.block == nullptr) return merged;
-    auto* keys = reinterpret_cast<int64_t*>(merged.block->bytes().data());
-    merged.rows = reinterpret_cast<float*>(merged.block->bytes().data() + keys_bytes);
-    merged.keys = {
-        keys, mergers_.take()->merge(options.mode, split.group(shard), split.positions + split.begin[shard],
-                                     values, static_cast<uint32_t>(spec.dim), keys, merged.rows)};
+  // Null: out of memory.
+  MergedPtr merge(const TableSpec& spec, const SplitKeys& split, uint32_t shard, const float* values,
+                  const PushOptions& options) {
+    MergedPtr merged = merged_.take();
+    const size_t keys_bytes = round_up(size_t{8} * split.count(shard), 64);
+    if (!merged->memory.reserve(keys_bytes + 4 * split.count(shard) * spec.dim)) return {};
+    auto* keys = reinterpret_cast<int64_t*>(merged->memory.data());
+    merged->rows = reinterpret_cast<float*>(merged->memory.data() + keys_bytes);
+    merged->keys = {
+        keys, merged->merger.merge(options.mode, split.group(shard), split.positions + split.begin[shard],
+                                   values, static_cast<uint32_t>(spec.dim), keys, merged->rows)};
     return merged;
   }
 
-  Status apply(const TableSpec& spec, uint32_t shard, const Merged& merged, const PushOptions& options) {
-    if (merged.block == nullptr) return out_of_memory();
+  Status apply(const TableSpec& spec, uint32_t shard, const MergedPtr& merged, const PushOptions& options) {
+    if (merged == nullptr) return out_of_memory();
     PushPart part{.table = spec.id, .term = 1, .mode = options.mode, .lr = options.lr};
-    part.keys = merged.keys;
-    part.values = std::as_bytes(std::span(merged.rows, merged.keys.size() * spec.dim));
+    part.keys = merged->keys;
+    part.values = std::as_bytes(std::span(merged->rows, merged->keys.size() * spec.dim));
     return store_.shard(shard).push(nullptr, {&part, 1}, options.step).status;
   }
 
@@ -193,7 +196,7 @@ class EmbeddedClient : public StoreClient {
   Store store_;
   WorkCrew crew_;
   const std::shared_ptr<Arena> arena_;
-  Pool<Merger> mergers_{kMergersKept};
+  Pool<Merged> merged_{kMergedKept};
   std::atomic<bool> closed_{false};
   std::atomic<uint64_t> pulls_{0};
   std::atomic<uint64_t> pushes_{0};

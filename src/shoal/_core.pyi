@@ -158,6 +158,7 @@ class Server:
         shards: int,
         threads: int,
         frame_bytes_max: int,
+        connections_max: int = 4096,
     ) -> None: ...
     @property
     def port(self) -> int: ...

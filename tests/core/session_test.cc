@@ -392,3 +392,86 @@ TEST(a_scan_names_a_shard_and_a_table) {
   CHECK(talk.ask(Kind::scan).code() == Code::refused);
   CHECK(talk.open());
 }
+
+TEST(a_goodbye_drops_a_clients_records_and_a_cut_does_not) {
+  Server server;
+  const auto push_once = [&server](bool goodbye) {
+    Talk talk(server.state);
+    CHECK(talk.greet(kToken));
+    CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+    Part part = part_of(1, 2);
+    part.values_at = 4;
+    const Reply reply = talk.ask(Kind::push, {&part, 1}, keys_and_rows(2, 16), 1, 1);
+    CHECK(reply.code() == Code::ok && reply.parts.size() == 1);
+    if (goodbye) {
+      talk.ask(Kind::goodbye);
+      CHECK(talk.sink.replies.empty() && !talk.open());
+    }
+    return reply.parts.at(0).mode == 1;  // it was a duplicate
+  };
+  CHECK(!push_once(false));  // its connection is then cut: the client may come again and ask
+  CHECK(push_once(true));
+  CHECK(!push_once(false));  // nothing is known of the client that said goodbye
+}
+
+TEST(after_a_goodbye_no_other_connection_of_the_client_is_heard) {
+  Server server;
+  Talk first(server.state);
+  CHECK(first.greet(kToken));
+  Talk second(server.state);
+  CHECK(second.greet(kToken));
+  second.ask(Kind::goodbye);
+  first.ask(Kind::figures);
+  CHECK(first.sink.replies.empty() && !first.open());
+}
+
+TEST(a_request_with_another_term_is_refused) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 1)) == Code::ok);
+  talk.descriptors.push_back(segment_of(4096));
+  talk.ask(Kind::segment);  // its id is the number of the request
+  for (const uint32_t term : {0u, 2u, UINT32_MAX}) {
+    for (const Kind kind : {Kind::push, Kind::pull}) {
+      Part part = part_of(1, 1);
+      part.term = term;
+      part.values_at = 2;
+      const Reply reply = talk.ask(kind, {&part, 1}, keys_and_rows(1, 4), term + 1, 1);
+      CHECK(reply.code() == Code::unavailable);
+      CHECK(reply.text().find("is at term 1, the request names term") != std::string::npos);
+    }
+    Part shared = part_of(1, 1);
+    shared.term = term;
+    shared.keys_segment = shared.values_segment = 4;
+    shared.positions_at = 16;
+    shared.positions_end = 1;
+    shared.values_at = 64;
+    CHECK(talk.ask(Kind::pull, {&shared, 1}).code() == Code::unavailable);
+  }
+  CHECK_EQ(rows_of(talk, 1), 0);
+}
+
+TEST(a_segment_that_is_gone_is_unmapped) {
+  Server server;
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  CHECK(declare(talk, make_table(1, 4)) == Code::ok);
+  talk.descriptors.push_back(segment_of(4096));
+  talk.ask(Kind::segment);
+  Part part = part_of(1, 1);
+  part.keys_segment = part.values_segment = 4;
+  part.positions_end = 1;
+  part.values_at = 64;
+  CHECK(talk.ask(Kind::pull, {&part, 1}).code() == Code::ok);
+  Header gone;
+  gone.kind = static_cast<uint16_t>(Kind::segment_gone);
+  gone.client = talk.client;
+  gone.incarnation = talk.incarnation;
+  for (const uint64_t id : {uint64_t{4}, uint64_t{4}, UINT64_MAX}) {  // twice, or never known: harmless
+    gone.request = id;
+    talk.feed(make_frame(gone));
+  }
+  CHECK(talk.ask(Kind::pull, {&part, 1}).code() == Code::refused);
+  CHECK(talk.open());
+}

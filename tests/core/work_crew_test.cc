@@ -2,6 +2,7 @@
 #include "base/work_crew.h"
 
 #include <algorithm>
+#include <new>
 #include <numeric>
 
 #include "check.h"
@@ -50,3 +51,21 @@ TEST(crews_come_and_go) {
 }
 
 TEST(this_process_may_use_a_core) { CHECK(usable_cores() >= 1); }
+
+TEST(an_item_that_fails_fails_the_caller_only) {
+  WorkCrew crew(2);
+  std::atomic<int> done{0};
+  for (int round = 0; round < 200; ++round) {
+    bool failed = false;
+    try {
+      crew.run(16, [&](size_t i) {
+        ++done;
+        if (i % 5 == 0) throw std::bad_alloc();
+      });
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    CHECK(failed);
+  }
+  CHECK_EQ(done.load(), 200 * 16);  // the others of the batch were done, and by helpers that live on
+}
