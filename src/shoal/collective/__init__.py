@@ -1,0 +1,1 @@
+"""Sums and averages among the workers themselves, without a server."""

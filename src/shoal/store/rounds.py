@@ -1,0 +1,135 @@
+"""Steps, rounds and the data ledger, as a worker asks for them; the answers come from the sync shard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shoal import _core
+from shoal.errors import Timeout
+
+if TYPE_CHECKING:
+    from shoal.store.client import Client
+
+__all__ = ["Advanced", "Rounds"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """What came of finishing a step."""
+
+    step: int  # to work on next
+    dropped: bool  # the contribution came too late for its round
+    norm: float  # of the round's gradient, where it was clipped
+    waited_s: float
+
+
+class Rounds:
+    """One worker's place in the job: clocks, rounds, leases. Made by joining; `rank` is its name."""
+
+    def __init__(self, client: Client, rank: int, workers: int) -> None:
+        self._session = client._session
+        self.rank = rank
+        self.workers = workers
+
+    def open(self, *, take: str, quorum: float, count: int, slack: int) -> int:
+        """Define the job's rules, or agree with those who did; the step to begin with."""
+        return self._ask(
+            "sync",
+            lambda seconds: self._session.core.sync_open(
+                rank=self.rank,
+                workers=self.workers,
+                take=take,
+                quorum=quorum,
+                count=count,
+                slack=slack,
+                timeout_s=seconds,
+            ),
+        )
+
+    def advance(
+        self,
+        step: int,
+        *,
+        weight: float,
+        lr: float = float("nan"),
+        clip: float = 0.0,
+        units: Sequence[tuple[int, int]] = (),
+        timeout: float | None = None,
+    ) -> Advanced:
+        """Report `step` as finished and wait until the next may begin; its commits are then applied."""
+        answer: dict[str, Any] = self._ask(
+            f"step {step}",
+            lambda seconds: self._session.core.advance(
+                rank=self.rank,
+                step=step,
+                weight=weight,
+                lr=lr,
+                clip=clip,
+                units=list(units),
+                timeout_s=seconds,
+            ),
+            timeout,
+        )
+        return Advanced(
+            step=answer["step"],
+            dropped=answer["dropped"],
+            norm=answer["norm"],
+            waited_s=answer["waited_s"],
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Clocks, who waits, staged bytes, dropped contributions, staleness."""
+        return dict(self._ask("sync state", lambda seconds: self._session.core.sync_state(seconds)))
+
+    def open_pass(self, epoch: int, units: int) -> None:
+        """A pass over the data has that many units; all workers must say the same."""
+        self._ask(
+            f"pass {epoch}",
+            lambda seconds: self._session.core.ledger_open(epoch=epoch, units=units, timeout_s=seconds),
+        )
+
+    def lease(self, epoch: int, want: int) -> list[tuple[int, int]]:
+        """Ranges of units to work on, `want` at most in all; none when nothing is left to hand out."""
+        return self._ask(
+            f"pass {epoch}",
+            lambda seconds: self._session.core.lease(
+                rank=self.rank, epoch=epoch, want=want, timeout_s=seconds
+            ),
+        )
+
+    def end_pass(self, epoch: int, timeout: float | None = None) -> bool:
+        """Wait until all units are done and all workers are here. False: some came back, lease again."""
+        return self._ask(
+            f"the end of pass {epoch}",
+            lambda seconds: self._session.core.pass_end(rank=self.rank, epoch=epoch, timeout_s=seconds),
+            timeout,
+        )
+
+    def report(self, epoch: int) -> dict[str, Any]:
+        """How often each unit of a pass was used, and by whom."""
+        return dict(
+            self._ask(
+                f"pass {epoch}",
+                lambda seconds: self._session.core.ledger_report(epoch=epoch, timeout_s=seconds),
+            )
+        )
+
+    def leave(self) -> None:
+        """Gone for good: others wait no more for this rank, and its leases return."""
+        self._session.core.leave(rank=self.rank)
+
+    def _ask(self, what: str, call: Callable[[float], T], timeout: float | None = None) -> T:
+        started = time.monotonic()
+        seconds = self._session.deadline(timeout)
+        try:
+            return call(seconds)
+        except _core.CoreError as error:
+            failure = self._session.error(error, f"worker {self.rank}, {what}")
+            if isinstance(failure, Timeout):
+                failure = Timeout(f"{failure} (waited {time.monotonic() - started:.1f} s)")
+            raise failure from None

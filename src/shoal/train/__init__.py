@@ -1,0 +1,1 @@
+"""Training: an ordinary PyTorch script on many workers. `join` and `Worker.prepare` are the way in."""

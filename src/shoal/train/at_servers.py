@@ -1,0 +1,97 @@
+"""Dense parameters and optimizer at the servers: bsp, quorum, ssp, asp, softsync, dcasgd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from shoal.errors import BadInput
+from shoal.store.many import Push
+from shoal.train.parameters import Dense, Stepped, flat
+from shoal.train.strategy import Strategy
+from shoal.train.twins import check_twin, twin_of
+
+__all__ = ["AtServers"]
+
+
+class AtServers(Strategy):
+    """Every step: gradients up, wait for the policy's word, parameters down. The torch optimizer does nothing."""
+
+    def attach(self, stepped: Sequence[Stepped]) -> None:
+        for one in stepped:
+            check_twin(one.optimizer)
+            for dense in one.dense:
+                _check_dtype(dense)
+            self.open_tensors([(dense, twin_of(one.optimizer, dense.group)) for dense in one.dense])
+            # Lets GradScaler call step also where a gradient is not finite, and tell us instead of skipping it.
+            one.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        self.stepped.extend(stepped)
+        self.pull_dense()
+
+    def before(self, one: Stepped) -> None:
+        worker, policy = self.worker, self.policy
+        share = worker.take_share()
+        factor = policy.contribution_scale(share.samples, share.global_samples)
+        unscale = _amp(one.optimizer)
+        pushes: list[Push] = []
+        if unscale is not None:
+            factor *= unscale
+            pushes = self._dense_pushes(one, factor) + self.row_pushes(one.tables, factor)
+        staged = policy.staged
+        self.push(pushes, step=worker.step, staged=staged, by_staleness=policy.by_staleness)
+        lrs = [float(group["lr"]) for group in one.optimizer.param_groups]
+        worker.advance(weight=share.samples if unscale is not None else 0.0, lr=lrs[0] if lrs else 0.0)
+        self.pull_dense()
+        _hide_gradients(one)
+
+    def after(self, one: Stepped) -> None:
+        _show_gradients(one)
+
+    def refresh(self) -> None:
+        self.pull_dense()
+
+    def _dense_pushes(self, one: Stepped, factor: float) -> list[Push]:
+        pushes: list[Push] = []
+        for dense in one.dense:
+            grad = dense.parameter.grad
+            if grad is None:
+                continue
+            values = flat(grad.to_dense() if grad.is_sparse else grad)
+            scaled = values if factor == 1.0 else values * factor
+            pushes.append((self.tensors[id(dense.parameter)], None, scaled, dense.lr))
+        return pushes
+
+
+def _check_dtype(dense: Dense) -> None:
+    if dense.parameter.dtype != torch.float32:
+        raise BadInput(
+            f"parameter {dense.name} is {dense.parameter.dtype}; the servers hold float32. Keep it in float32 (autocast "
+            f"computes in less), or take a sync word whose parameters stay on the workers"
+        )
+
+
+def _amp(optimizer: torch.optim.Optimizer) -> float | None:
+    """What gradients must be multiplied by, or None where they are not finite (GradScaler says so)."""
+    found = getattr(optimizer, "found_inf", None)
+    if found is not None and float(found) > 0:
+        return None
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else 1.0 / float(scale)
+
+
+def _hide_gradients(one: Stepped) -> None:
+    """Let the optimizer see nothing to step; `_show_gradients` puts back what users may want to look at."""
+    hidden = []
+    for group in one.optimizer.param_groups:
+        for parameter in group["params"]:
+            hidden.append((parameter, parameter.grad))
+            parameter.grad = None
+    one.hidden = hidden
+
+
+def _show_gradients(one: Stepped) -> None:
+    for parameter, grad in one.hidden:
+        if parameter.grad is None:
+            parameter.grad = grad
+    one.hidden = []

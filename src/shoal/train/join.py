@@ -1,0 +1,113 @@
+"""`shoal.join`: become a worker of a job, or of none: alone, a script is its own job."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.collective.group import Lone, ThreadGroup, open_group
+from shoal.errors import BadInput
+from shoal.store.client import Client
+from shoal.store.connect import connect
+from shoal.sync.policy import Policy
+from shoal.sync.words import parse
+from shoal.train.environment import read_worker_environment
+from shoal.train.worker import Worker
+
+__all__ = ["join", "local_workers"]
+
+# Words that exchange values among the workers themselves.
+_WITH_GROUP = ("allreduce", "gossip", "hogwild")
+_GROUP_S = 120.0
+_joined: dict[int, Worker] = {}  # by process
+
+
+def join(
+    address: str | None = None,
+    *,
+    sync: str | Policy | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    token: str | None = None,
+    batch: str | None = None,
+) -> Worker:
+    """Become a worker: of the job that `shoal run` or torchrun started this process for, or of one alone.
+
+    Arguments come before the environment (SHOAL_ADDRESS, SHOAL_RANK or RANK, SHOAL_WORLD_SIZE or WORLD_SIZE,
+    SHOAL_SYNC). `sync` is a word, such as "ssp:3", or a `shoal.sync.Policy`. A second call gives the same worker.
+    """
+    if os.getpid() in _joined:
+        return _joined[os.getpid()]
+    here = read_worker_environment()
+    address = here.address if address is None else address
+    rank = here.rank if rank is None else rank
+    world_size = here.world_size if world_size is None else world_size
+    policy = _policy(sync if sync is not None else here.sync)
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise BadInput(f"join: rank is {rank} of {world_size} workers; ranks are 0 to {max(world_size, 1) - 1}")
+    if address is None and world_size > 1:
+        raise BadInput(
+            f"WORLD_SIZE is {world_size}, and there is no address of a coordinator: set SHOAL_ADDRESS (as `shoal up` "
+            f"prints it) and SHOAL_TOKEN, or start the script with `shoal run`"
+        )
+    name = f"worker-{rank}" if address is not None else None
+    client = connect("memory://" if address is None else address, token=token, name=name)
+    group = open_group(rank, world_size, _GROUP_S) if policy.strategy in _WITH_GROUP else Lone()
+    directory = here.directory or Path(tempfile.gettempdir())
+    worker = Worker(
+        client,
+        policy,
+        rank=rank,
+        world_size=world_size,
+        group=group,
+        directory=directory,
+        batch=batch or here.batch,
+    )
+    _joined[os.getpid()] = worker
+    atexit.register(_leave, worker)
+    return worker
+
+
+def _leave(worker: Worker) -> None:
+    if _joined.get(os.getpid()) is worker:
+        del _joined[os.getpid()]
+        worker.close()
+
+
+def _policy(sync: str | Policy | None) -> Policy:
+    if isinstance(sync, Policy):
+        return sync
+    return parse("bsp" if sync is None else sync)
+
+
+def local_workers(
+    count: int, sync: str | Policy = "bsp", *, batch: str = "split", client: Client | None = None
+) -> list[Callable[[], Worker]]:
+    """Makers of `count` workers that are threads of this process over one embedded store.
+
+    For tests and notebooks: call each in a thread of its own. Real jobs are processes: see `shoal run`.
+    """
+    policy = _policy(sync)
+    store = client or connect("memory://")
+    token = object()
+    groups = ThreadGroup.make(count, _GROUP_S)
+
+    def maker(rank: int) -> Callable[[], Worker]:
+        def make() -> Worker:
+            return Worker(
+                store.fork(),
+                policy,
+                rank=rank,
+                world_size=count,
+                group=groups[rank],
+                directory=Path(tempfile.gettempdir()),
+                batch=batch,
+                threads=token,
+            )
+
+        return make
+
+    return [maker(rank) for rank in range(count)]

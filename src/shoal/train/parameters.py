@@ -1,0 +1,128 @@
+"""What a model and its optimizers are made of, seen by Shoal: dense parameters, tables, and who steps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shoal.errors import BadInput
+from shoal.nn.table_module import TableModule, table_modules
+
+__all__ = ["Dense", "Stepped", "TableUse", "flat", "survey"]
+
+FlatFloats = npt.NDArray[np.float32]
+
+
+@dataclass
+class Dense:
+    """One dense parameter and the group that steps it."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    group: dict[str, Any]
+
+    @property
+    def lr(self) -> float:
+        return float(self.group["lr"])
+
+
+@dataclass
+class TableUse:
+    """One `shoal.nn` module and the group that holds its handle (None: the table's own optimizer alone)."""
+
+    name: str
+    module: TableModule
+    group: dict[str, Any] | None
+
+    @property
+    def lr(self) -> float | None:
+        """What the next push takes: the group's, unless the table keeps its own."""
+        if self.module.optimizer is not None or self.group is None:
+            return None
+        return float(self.group["lr"])
+
+
+@dataclass
+class Stepped:
+    """What one optimizer steps."""
+
+    optimizer: torch.optim.Optimizer
+    dense: list[Dense] = field(default_factory=list)
+    tables: list[TableUse] = field(default_factory=list)
+    hidden: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = field(default_factory=list)
+
+
+def flat(tensor: torch.Tensor) -> FlatFloats:
+    """The memory of a contiguous float32 CPU tensor as an array; a copy for any other."""
+    array: FlatFloats = tensor.detach().to("cpu", torch.float32).contiguous().view(-1).numpy()
+    return array
+
+
+def survey(models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]) -> list[Stepped]:
+    """Who steps what. Raises for a handle that nobody steps, and for parameters of no given model."""
+    stepped = [Stepped(optimizer) for optimizer in optimizers]
+    home: dict[int, tuple[Stepped, dict[str, Any]]] = {}
+    for one in stepped:
+        for group in one.optimizer.param_groups:
+            for parameter in group["params"]:
+                home[id(parameter)] = (one, group)
+    known: set[int] = set()
+    for number, model in enumerate(models):
+        prefix = f"{number}." if len(models) > 1 else ""
+        handles = _tables(model, prefix, stepped, home)
+        known |= handles
+        for name, parameter in model.named_parameters():
+            if id(parameter) in known:
+                continue
+            known.add(id(parameter))
+            if id(parameter) in home:
+                one, group = home[id(parameter)]
+                one.dense.append(Dense(prefix + name, parameter, group))
+    _check_strangers(stepped, known)
+    return stepped
+
+
+def _tables(
+    model: torch.nn.Module,
+    prefix: str,
+    stepped: list[Stepped],
+    home: dict[int, tuple[Stepped, dict[str, Any]]],
+) -> set[int]:
+    handles: set[int] = set()
+    for name, module in table_modules(model):
+        handles.add(id(module.weight))
+        where = home.get(id(module.weight))
+        if where is not None:
+            where[0].tables.append(TableUse(prefix + name, module, where[1]))
+        elif not module.weight.requires_grad:
+            continue  # frozen: read and never pushed
+        elif module.optimizer is None or not stepped:
+            raise BadInput(
+                f"table {module.table_name!r} ({prefix + name}) is stepped by nobody: its handle "
+                f"{prefix + name}.weight is in no optimizer that was given to prepare. Give prepare the optimizer "
+                f"that was built from model.parameters()"
+                + ("" if module.optimizer is not None else ", or the module an optimizer=")
+            )
+        else:
+            stepped[0].tables.append(TableUse(prefix + name, module, None))
+    return handles
+
+
+def _check_strangers(stepped: list[Stepped], known: set[int]) -> None:
+    for one in stepped:
+        strangers = [
+            tuple(parameter.shape)
+            for group in one.optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) not in known
+        ]
+        if strangers:
+            raise BadInput(
+                f"{type(one.optimizer).__name__} steps {len(strangers)} parameters of no model that was given to "
+                f"prepare (the first of shape {strangers[0]}). Build the optimizer from the parameters of the "
+                f"model that you prepare, after all changes to the model"
+            )

@@ -1,0 +1,123 @@
+"""`worker.prepare`: models, optimizers, loaders and schedulers, in any order, made part of the job.
+
+Model and optimizer stay the same objects, changed in place; loaders are wrapped. Twice is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shoal.data.loader import ShardedLoader
+from shoal.errors import BadInput, Mismatch
+from shoal.nn.table_module import TableModule, table_modules
+from shoal.sync.policy import Policy
+from shoal.train.at_servers import AtServers
+from shoal.train.blocks import Blocks, Downpour, Elastic
+from shoal.train.on_workers import AllReduce, Gossip, Hogwild
+from shoal.train.parameters import Stepped, TableUse, survey
+from shoal.train.strategy import Strategy
+from shoal.train.twins import twin_of
+
+if TYPE_CHECKING:
+    from shoal.train.worker import Worker
+
+__all__ = ["prepare"]
+
+_STRATEGIES: dict[str, Callable[[Any, Policy], Strategy]] = {
+    "servers": AtServers,
+    "blocks": Blocks,
+    "elastic": Elastic,
+    "downpour": Downpour,
+    "allreduce": AllReduce,
+    "gossip": Gossip,
+    "hogwild": Hogwild,
+}
+
+
+def prepare(
+    worker: Worker,
+    objects: Sequence[Any],
+    *,
+    split: bool = True,
+    seed: int = 0,
+) -> list[Any]:
+    """The same objects in the same order, ready to train in the job."""
+    models = [thing for thing in objects if isinstance(thing, torch.nn.Module)]
+    optimizers = [thing for thing in objects if isinstance(thing, torch.optim.Optimizer)]
+    fresh = [model for model in models if not getattr(model, "_shoal_prepared", False)]
+    if fresh or optimizers:
+        _prepare_training(worker, fresh, optimizers)
+    return [_prepared(worker, thing, split, seed) for thing in objects]
+
+
+def _prepared(worker: Worker, thing: Any, split: bool, seed: int) -> Any:
+    if isinstance(thing, torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
+        return thing
+    if isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau) or isinstance(thing, ShardedLoader):
+        return thing
+    if not isinstance(thing, Iterable):
+        raise BadInput(
+            f"prepare: an object of {type(thing).__name__} is none of these: a torch.nn.Module, a torch optimizer, a "
+            f"learning-rate scheduler, a DataLoader or another iterable of batches"
+        )
+    return ShardedLoader.of(worker, thing) if split else thing
+
+
+def _prepare_training(
+    worker: Worker, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
+) -> None:
+    hooked = [optimizer for optimizer in optimizers if not getattr(optimizer, "_shoal_prepared", False)]
+    stepped = survey(models, hooked)
+    _bind_tables(worker, models, stepped)
+    if worker.strategy is None:
+        worker.strategy = _STRATEGIES[worker.policy.strategy](worker, worker.policy)
+    worker.strategy.attach(stepped)
+    for one in stepped:
+        _hook(worker.strategy, one)
+        one.optimizer._shoal_prepared = True  # type: ignore[attr-defined]
+    for model in models:
+        model._shoal_prepared = True  # type: ignore[assignment]
+
+
+def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> None:
+    """Open every table: with its own optimizer, or with the twin of the one that holds its handle."""
+    uses = {id(use.module): (one, use) for one in stepped for use in one.tables}
+    dims: dict[str, tuple[int, str]] = {}
+    for model in models:
+        for name, module in table_modules(model):
+            dim, first = dims.setdefault(module.table_name, (module.dim, name))
+            if dim != module.dim:
+                raise Mismatch(
+                    f"table {module.table_name!r} has dim {dim} in module {first} and dim {module.dim} in module {name}; "
+                    f"one name is one table"
+                )
+            if not module.bound:
+                module.bind(worker.client, _table_optimizer(module, uses.get(id(module))))
+
+
+def _table_optimizer(module: TableModule, use: tuple[Stepped, TableUse] | None) -> Any:
+    if module.optimizer is not None:
+        return module.optimizer
+    if use is None or use[1].group is None:
+        return None  # frozen: opens what is there
+    return twin_of(use[0].optimizer, use[1].group)
+
+
+def _hook(strategy: Strategy, one: Stepped) -> None:
+    def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None:
+            raise BadInput(
+                f"{type(optimizer).__name__}.step(closure) is not supported: a step of the job has one gradient. Call "
+                f"the closure yourself, then step()"
+            )
+        strategy.before(one)
+
+    def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        strategy.after(one)
+
+    one.optimizer.register_step_pre_hook(before)
+    one.optimizer.register_step_post_hook(after)

@@ -1,0 +1,83 @@
+"""The server twin of a `torch.optim` optimizer: the same rule, run at the servers.
+
+Only the kinds below have one, by exact type: a subclass may have changed the rule. Flags that change the
+result and that the servers do not know are refused by name; flags that only choose an implementation
+(foreach, fused, capturable) do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from shoal import optim
+from shoal.errors import BadInput
+
+__all__ = ["HYPER_PARAMETERS", "check_twin", "twin_of"]
+
+Group = Mapping[str, Any]
+
+_TWINS: dict[type, Callable[[Group], optim.Optimizer]] = {
+    torch.optim.SGD: lambda group: optim.SGD(
+        lr=float(group["lr"]),
+        momentum=group["momentum"],
+        dampening=group["dampening"],
+        weight_decay=group["weight_decay"],
+        nesterov=group["nesterov"],
+    ),
+    torch.optim.Adagrad: lambda group: optim.Adagrad(
+        lr=float(group["lr"]),
+        lr_decay=group["lr_decay"],
+        weight_decay=group["weight_decay"],
+        initial_accumulator_value=group["initial_accumulator_value"],
+        eps=group["eps"],
+    ),
+    torch.optim.Adam: lambda group: (optim.AdamW if group.get("decoupled_weight_decay") else optim.Adam)(
+        lr=float(group["lr"]),
+        betas=tuple(float(beta) for beta in group["betas"]),
+        eps=group["eps"],
+        weight_decay=group["weight_decay"],
+    ),
+    torch.optim.AdamW: lambda group: optim.AdamW(
+        lr=float(group["lr"]),
+        betas=tuple(float(beta) for beta in group["betas"]),
+        eps=group["eps"],
+        weight_decay=group["weight_decay"],
+    ),
+}
+_REFUSED_FLAGS = ("amsgrad", "maximize", "differentiable")
+# What a group may hold besides `params`; a change of any but lr while training goes on is not followed.
+HYPER_PARAMETERS = ("momentum", "dampening", "weight_decay", "nesterov", "lr_decay", "eps", "betas")
+
+
+def check_twin(optimizer: torch.optim.Optimizer) -> None:
+    """Raise unless the servers can run this optimizer with these flags."""
+    kind = type(optimizer)
+    if kind not in _TWINS:
+        known = ", ".join(f"torch.optim.{twin.__name__}" for twin in _TWINS)
+        raise BadInput(
+            f"{kind.__module__}.{kind.__qualname__} has no twin at the servers; those that have: {known}. Take "
+            f"one of them, or a sync word whose optimizer runs on the workers (allreduce, average, bmuf, "
+            f"easgd, diloco, gossip, hogwild)"
+        )
+    for number, group in enumerate(optimizer.param_groups):
+        for flag in _REFUSED_FLAGS:
+            if group.get(flag):
+                raise BadInput(
+                    f"{kind.__name__}({flag}=True), in parameter group {number}, has no twin at the servers; "
+                    f"leave {flag} out"
+                )
+
+
+def twin_of(optimizer: torch.optim.Optimizer, group: Group) -> optim.Optimizer:
+    """What the servers run for the parameters of `group`.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> sgd = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    >>> str(twin_of(sgd, sgd.param_groups[0]))
+    'SGD(lr=0.1, momentum=0.9)'
+    """
+    check_twin(optimizer)
+    return _TWINS[type(optimizer)](group)
