@@ -125,7 +125,7 @@ def test_a_killed_client_harms_nobody(cluster: shoal.LocalCluster, lane: str) ->
 def test_a_server_takes_so_many_connections_and_no_more(server: _core.Server, tmp_path, capfd) -> None:
     clients = [connect(server, tmp_path, 1), connect(server, tmp_path, 2)]
     refused = server.counters()["refused"]
-    with pytest.raises(_core.CoreError, match="server 0.*it takes 2 connections"):
+    with pytest.raises(_core.CoreError, match=r"server 0.*it takes 2 connections"):
         connect(server, tmp_path, 3)
     assert server.counters()["refused"] == refused + 1
     assert "connection refused: 2 are open" in capfd.readouterr().err
