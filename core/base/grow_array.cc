@@ -90,6 +90,8 @@ bool GrowArray::grow_mapped(size_t bytes) {
       capacity_ = size;
       return true;
     }
+    // The kernel may have unmapped the place before it failed, and another thread may have it by now.
+    return false;
   } else if (mprotect(place, size, PROT_READ | PROT_WRITE) == 0) {
     if (huge) madvise(place, size, MADV_HUGEPAGE);  // a wish: without huge pages everything works, slower
     move_to(place, size, true);

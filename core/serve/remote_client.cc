@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <new>
 
 namespace shoal {
 namespace {
@@ -156,7 +157,11 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
     }
     // A link that broke while sending may still hold the server's last words.
     const bool broken = peer.broken;
-    moved = receive_from(i) || moved;
+    try {
+      moved = receive_from(i) || moved;
+    } catch (const std::bad_alloc&) {
+      drop_link(i, {Code::internal, "out of memory for an answer"});  // and ask again
+    }
     if (broken && peer.link != nullptr) {
       drop_link(i, peer.link->failure());
       moved = true;
@@ -250,6 +255,7 @@ bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
     peers_[server]->refusal = {code == Code::ok ? Code::refused : code, text()};
     return false;
   }
+  peers_[server]->backoff = {};
   std::shared_ptr<Request> request;
   {
     const std::lock_guard lock(mutex_);
@@ -279,8 +285,9 @@ void RemoteClient::drop_link(uint32_t server, const Status& why) {
     peer.received_before += peer.link->bytes_received;
     peer.link.reset();
     peer.down_since = Clock::now();
-    peer.next_attempt = peer.down_since;
-    peer.backoff = kBackoffMin;
+    // At once where this link had been of use, later and later where each new one is lost before it answers.
+    peer.next_attempt = peer.down_since + peer.backoff;
+    peer.backoff = std::clamp(2 * peer.backoff, kBackoffMin, kBackoffMax);
   }
   peer.broken = false;
   peer.blocked = false;
@@ -313,8 +320,8 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
   Result<std::unique_ptr<Link>> link = Link::dial(options_.servers[server], lane, options_.identity,
                                                   std::min(deadline, Clock::now() + kDialTime));
   if (!link.ok()) {
+    peer.backoff = std::clamp(2 * peer.backoff, kBackoffMin, kBackoffMax);
     peer.next_attempt = Clock::now() + peer.backoff;
-    peer.backoff = std::min(peer.backoff * 2, std::chrono::milliseconds(kBackoffMax));
     const Code code = link.status().code();
     const std::lock_guard lock(mutex_);
     peer.down_because = link.status();

@@ -89,6 +89,8 @@ class RemoteClient : public StoreClient {
   bool any_shm() const;
   Status send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request, Deadline deadline);
   Status give_up(const OperationPtr& operation, const char* why);
+  Result<OperationPtr> sent_whole(const OperationPtr& operation,
+                                  const std::function<Result<OperationPtr>()>& send);
   using OnReply = std::function<Status(const FrameView&)>;
   Status ask(Kind kind, uint32_t server, const Part* part, std::vector<std::byte> body, OnReply on_reply,
              Deadline deadline);

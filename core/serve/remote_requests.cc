@@ -1,6 +1,7 @@
 // What a remote client sends: questions, pulls and pushes.
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "serve/remote_client.h"
 
@@ -121,18 +122,20 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<
   const RequestBuilder::Grouped grouped = builder_.group(*operation->spec, keys, any_shm());
   if (grouped.block == nullptr) return Status{Code::internal, "out of memory for the keys of a pull"};
   if (Status status = begin(*operation, false, deadline); !status.ok()) return status;
-  // A server that writes into our memory is asked once; one that answers through a socket begins with
-  // the first shards while the next are prepared.
-  const size_t frame_bytes = any_shm() ? SIZE_MAX : kPullFrameBytes;
-  const auto merger = mergers_.take();
-  for (const auto& frame : builder_.plan(grouped.split, 4 * operation->row_floats, frame_bytes)) {
-    const bool shm = peers_[builder_.server_of(frame[0])]->shm;
-    auto request = builder_.pull(operation, grouped, frame, shm, *merger);
-    if (request == nullptr) return give_up(operation, "out of memory for the keys of a pull");
-    submit(std::move(request));
-  }
-  ++pulls_;
-  return seal(operation);
+  return sent_whole(operation, [&]() -> Result<OperationPtr> {
+    // A server that writes into our memory is asked once; one that answers through a socket begins with
+    // the first shards while the next are prepared.
+    const size_t frame_bytes = any_shm() ? SIZE_MAX : kPullFrameBytes;
+    const auto merger = mergers_.take();
+    for (const auto& frame : builder_.plan(grouped.split, 4 * operation->row_floats, frame_bytes)) {
+      const bool shm = peers_[builder_.server_of(frame[0])]->shm;
+      auto request = builder_.pull(operation, grouped, frame, shm, *merger);
+      if (request == nullptr) return give_up(operation, "out of memory for the keys of a pull");
+      submit(std::move(request));
+    }
+    ++pulls_;
+    return seal(operation);
+  });
 }
 
 Status RemoteClient::send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request,
@@ -155,6 +158,17 @@ Status RemoteClient::give_up(const OperationPtr& operation, const char* why) {
   changed_.notify_all();
   keeper_wanted_.notify_one();
   return {Code::internal, operation->what + ": " + why};
+}
+
+// Sends what `send` makes. An operation that has begun must be sealed, whatever fails: its seq would stay
+// open.
+Result<StoreClient::OperationPtr> RemoteClient::sent_whole(
+    const OperationPtr& operation, const std::function<Result<OperationPtr>()>& send) {
+  try {
+    return send();
+  } catch (const std::bad_alloc&) {
+    return give_up(operation, "out of memory");
+  }
 }
 
 Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& operation,
@@ -185,13 +199,15 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
     }
   }
   if (Status status = begin(*operation, true, deadline); !status.ok()) return status;
-  for (size_t i = 0; i < frames.size(); ++i) {
-    auto request = ready.empty() ? build(frames[i], nullptr) : std::move(ready[i]);
-    if (request == nullptr) return give_up(operation, "out of memory in the middle of a push");
-    if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) return status;
-  }
-  ++pushes_;
-  return seal(operation);
+  return sent_whole(operation, [&]() -> Result<OperationPtr> {
+    for (size_t i = 0; i < frames.size(); ++i) {
+      auto request = ready.empty() ? build(frames[i], nullptr) : std::move(ready[i]);
+      if (request == nullptr) return give_up(operation, "out of memory in the middle of a push");
+      if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) return status;
+    }
+    ++pushes_;
+    return seal(operation);
+  });
 }
 
 Result<StoreClient::OperationPtr> RemoteClient::send_tensor(const OperationPtr& operation,
@@ -204,16 +220,18 @@ Result<StoreClient::OperationPtr> RemoteClient::send_tensor(const OperationPtr& 
                                        " elements are more than 1 GiB per shard; use more shards"};
   }
   if (Status status = begin(*operation, true, deadline); !status.ok()) return status;
-  const uint32_t first = shard_of_key(spec, 0, shards());
-  for (uint32_t i = 0; i < std::min(shards(), spec.pieces()); ++i) {
-    const uint32_t shard = (first + i) % shards();
-    const bool shm = peers_[builder_.server_of(shard)]->shm;
-    auto request = builder_.push_pieces(spec, shard, values, options, shm);
-    if (request == nullptr) return give_up(operation, "out of memory in the middle of a push");
-    if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) return status;
-  }
-  ++pushes_;
-  return seal(operation);
+  return sent_whole(operation, [&]() -> Result<OperationPtr> {
+    const uint32_t first = shard_of_key(spec, 0, shards());
+    for (uint32_t i = 0; i < std::min(shards(), spec.pieces()); ++i) {
+      const uint32_t shard = (first + i) % shards();
+      const bool shm = peers_[builder_.server_of(shard)]->shm;
+      auto request = builder_.push_pieces(spec, shard, values, options, shm);
+      if (request == nullptr) return give_up(operation, "out of memory in the middle of a push");
+      if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) return status;
+    }
+    ++pushes_;
+    return seal(operation);
+  });
 }
 
 }  // namespace shoal

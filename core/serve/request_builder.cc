@@ -137,7 +137,7 @@ std::shared_ptr<Request> RequestBuilder::push_request(uint32_t shard, std::share
 RequestBuilder::Grouped RequestBuilder::group(const TableSpec& spec, std::span<const int64_t> keys,
                                               bool shared) const {
   Grouped grouped;
-  grouped.block = allocate(16 * keys.size() + 64, shared);
+  grouped.block = allocate(12 * keys.size() + 64, shared);
   if (grouped.block != nullptr) {
     auto* out = reinterpret_cast<int64_t*>(grouped.block->bytes().data());
     grouped.split = split_keys(spec, keys, shards(), out, reinterpret_cast<uint32_t*>(out + keys.size()));
@@ -171,24 +171,30 @@ bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const Grou
   const SplitKeys& split = grouped.split;
   size_t count = 0;
   for (const uint32_t shard : frame_shards) count += split.count(shard);
-  const auto block = allocate(padded(8 * count) + 4 * count, false);
+  const auto block = allocate(padded(8 * count) + 12 * count, false);
   if (block == nullptr) return false;
   auto* keys = reinterpret_cast<int64_t*>(block->bytes().data());
   auto* heads = reinterpret_cast<uint32_t*>(block->bytes().data() + padded(8 * count));
-  uint32_t* before = split.positions + split.begin.back();
+  // Copied from the split, which may lie in memory that a server can write: these are followed unchecked.
+  const auto last = static_cast<uint32_t>(std::max<size_t>(operation.rows, 1) - 1);
+  uint32_t* positions = heads + count;
+  uint32_t* before = positions + count;
   size_t distinct = 0;
+  uint32_t placed = 0;
   for (const uint32_t shard : frame_shards) {
     Part part = part_of(*operation.spec, shard, operation.codec);
-    const uint32_t begin = split.begin[shard];
     part.count =
-        merger.distinct(split.group(shard), begin, keys + distinct, heads + distinct, before + begin);
+        merger.distinct(split.group(shard), placed, keys + distinct, heads + distinct, before + placed);
+    std::transform(split.positions + split.begin[shard], split.positions + split.begin[shard + 1],
+                   positions + placed, [last](uint32_t position) { return std::min(position, last); });
+    placed += split.count(shard);
     part.keys_at = static_cast<uint32_t>(distinct * 2);
     distinct += part.count;
     request.parts.push_back(part);
   }
-  request.blocks = {block, grouped.block};
+  request.blocks.push_back(block);
   request.keys = {keys, distinct};
-  request.positions = split.positions;
+  request.positions = positions;
   request.heads = heads;
   request.before = before;
   request.body_bytes = padded(8 * distinct);
@@ -254,6 +260,7 @@ std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const Split
   const bool shared = block->segment() != nullptr;
   const Codec codec = shared ? Codec::fp32 : options.wire();
   const auto plain = codec == Codec::fp32 ? nullptr : allocate(4 * split.count_max * dim, false);
+  if (codec != Codec::fp32 && plain == nullptr) return nullptr;
   auto request = push_request(frame_shards[0], block, options);
   const Place place = Place::of(*block);
   std::byte* memory = block->bytes().data();

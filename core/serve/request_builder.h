@@ -49,8 +49,7 @@ class RequestBuilder {
   // Warm memory, shared where asked for and to be had; null when there is none at all.
   std::shared_ptr<Block> allocate(size_t bytes, bool shared) const;
 
-  // Keys grouped by shard, in a block of their own (behind the keys come the positions, and
-  // room for the chains of equal keys).
+  // Keys grouped by shard, in a block of their own (behind the keys come the positions).
   struct Grouped {
     std::shared_ptr<Block> block;  // null: out of memory
     SplitKeys split;

@@ -266,8 +266,7 @@ class EpollServer : public Server {
         continue;
       }
       if (state_.counters.connections_open >= options_.connections_max) {
-        log_line("server", "connection refused: " + std::to_string(options_.connections_max) + " are open");
-        ++state_.counters.refused;
+        turn_away(socket->get());
         continue;
       }
       if (listener.is_unix) {
@@ -278,6 +277,23 @@ class EpollServer : public Server {
       io_[next_io_++ % io_.size()]->adopt(
           std::make_unique<ServerConnection>(state_, std::move(stream), options_.frame_bytes_max));
     }
+  }
+
+  // Says why in a frame, as far as it goes without waiting.
+  void turn_away(int fd) {
+    const std::string why = std::to_string(options_.connections_max) + " are open";
+    log_line("server", "connection refused: " + why);
+    ++state_.counters.refused;
+    const std::string text =
+        "it takes " + std::to_string(options_.connections_max) + " connections, and " + why;
+    Header header;
+    header.kind = static_cast<uint16_t>(Kind::refuse);
+    header.code = static_cast<uint16_t>(Code::unavailable);
+    std::vector<std::byte> frame = encode_head(header, {}, round_up(text.size(), 64));
+    const auto bytes = std::as_bytes(std::span(text));
+    frame.insert(frame.end(), bytes.begin(), bytes.end());
+    frame.resize(sizeof(Header) + round_up(text.size(), 64));
+    [[maybe_unused]] const ssize_t sent = write(fd, frame.data(), frame.size());
   }
 
   const ServerOptions options_;

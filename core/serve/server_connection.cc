@@ -13,8 +13,7 @@ namespace {
 
 constexpr size_t kOutBytesMax = 1 * 1024 * 1024;  // answers queued before a pull waits for its reader
 constexpr size_t kReadsMax = 32;
-constexpr size_t kSpareMax = 2;
-constexpr size_t kSpareBytesMax = 5 * 1024 * 1024;
+constexpr size_t kWarmBytesMax = 5 * 1024 * 1024;  // larger buffers are not kept
 constexpr size_t kDescriptorsMax = 16;
 constexpr auto kHandshakeTime = std::chrono::seconds(5);
 
@@ -54,20 +53,18 @@ ReplySink::Draft ServerConnection::begin(size_t parts, size_t body_bytes) {
   const size_t head = sizeof(Header) + parts * sizeof(Part);
   // Padded, so that the reader finds the next frame aligned.
   const size_t body = (body_bytes + 63) / 64 * 64;
-  Outgoing out;
-  if (!spare_.empty()) {
-    out = std::move(spare_.back());
-    spare_.pop_back();
+  if (drafting_) out_.pop_back();  // was never finished
+  drafting_ = false;
+  Outgoing out{.buffer = server_.reply_buffers.take(), .size = head + body};
+  if (out.buffer->capacity < out.size) {
+    *out.buffer = {};  // given back before more is asked for
+    out.buffer->bytes = std::make_unique_for_overwrite<std::byte[]>(out.size);
+    out.buffer->capacity = out.size;
   }
-  if (out.capacity < head + body) {
-    out.capacity = head + body;
-    out.bytes = std::make_unique_for_overwrite<std::byte[]>(out.capacity);
-  }
-  out.size = head + body;
-  out.sent = 0;
   draft_parts_ = parts;
-  std::byte* base = out.bytes.get();
+  std::byte* base = out.bytes();
   out_.push_back(std::move(out));
+  drafting_ = true;
   auto* draft_parts = reinterpret_cast<Part*>(base + sizeof(Header));
   std::fill_n(draft_parts, parts, Part{});
   std::memset(base + head + body_bytes, 0, body - body_bytes);
@@ -76,10 +73,11 @@ ReplySink::Draft ServerConnection::begin(size_t parts, size_t body_bytes) {
 
 void ServerConnection::finish(Header header) {
   const Outgoing& out = out_.back();
-  const auto* parts = reinterpret_cast<const Part*>(out.bytes.get() + sizeof(Header));
+  const auto* parts = reinterpret_cast<const Part*>(out.bytes() + sizeof(Header));
   const size_t head = sizeof(Header) + draft_parts_ * sizeof(Part);
-  seal_head(header, {parts, draft_parts_}, out.size - head, out.bytes.get());
+  seal_head(header, {parts, draft_parts_}, out.size - head, out.bytes());
   out_bytes_ += out.size;
+  drafting_ = false;
 }
 
 bool ServerConnection::on_ready() {
@@ -164,7 +162,7 @@ ServerConnection::Progress ServerConnection::send_some() {
     std::array<iovec, 16> pieces;
     size_t count = 0;
     for (auto it = out_.begin(); it != out_.end() && count < pieces.size(); ++it, ++count) {
-      pieces[count] = {it->bytes.get() + it->sent, it->size - it->sent};
+      pieces[count] = {it->bytes() + it->sent, it->size - it->sent};
     }
     const ssize_t sent = stream_->write(std::span(pieces.data(), count), -1);
     if (sent < 0) {
@@ -179,9 +177,7 @@ ServerConnection::Progress ServerConnection::send_some() {
       front.sent += taken;
       left -= taken;
       if (front.sent == front.size) {
-        if (spare_.size() < kSpareMax && front.capacity <= kSpareBytesMax) {
-          spare_.push_back(std::move(front));
-        }
+        if (front.buffer->capacity > kWarmBytesMax) *front.buffer = {};
         out_.pop_front();
       }
     }

@@ -40,12 +40,13 @@ class ServerConnection : private ReplySink {
   bool answer_frames();  // false: close after sending
   Progress send_some();
 
-  // A frame to send. Not a vector: that would clear every byte before it is written.
+  // A frame to send.
   struct Outgoing {
-    std::unique_ptr<std::byte[]> bytes;
-    size_t capacity = 0;
+    ReplyBuffers::Held buffer;
     size_t size = 0;
     size_t sent = 0;
+
+    std::byte* bytes() const { return buffer->bytes.get(); }
   };
 
   ServerState& server_;
@@ -57,9 +58,9 @@ class ServerConnection : private ReplySink {
   std::vector<int> descriptors_;
   std::optional<FrameView> pending_;  // a frame whose answer waits for room
   std::deque<Outgoing> out_;
-  std::vector<Outgoing> spare_;  // warm buffers
   size_t out_bytes_ = 0;
   size_t draft_parts_ = 0;
+  bool drafting_ = false;
   bool frames_left_ = false;  // the reader may hold frames that wait for room, too
   bool closing_ = false;
 };

@@ -1,6 +1,7 @@
 #include "serve/session.h"
 
 #include <cstring>
+#include <new>
 
 #include "base/log.h"
 #include "base/mutants.h"
@@ -40,7 +41,15 @@ Session::Outcome Session::on_frame(const FrameView& frame, ReplySink& sink, std:
   switch (phase_) {
     case Phase::hello: return on_hello(frame, sink);
     case Phase::proof: return on_proof(frame, sink);
-    case Phase::open: return on_request(frame, sink, descriptors);
+    case Phase::open:
+      // The library throws one thing that we cannot ask for beforehand. It costs the request that was too
+      // much: what was begun of an answer is dropped, and a shard that failed is as it was.
+      try {
+        return on_request(frame, sink, descriptors);
+      } catch (const std::bad_alloc&) {
+        progress_ = {};
+        return answer(frame, {Code::internal, "the server is out of memory for this request"}, sink);
+      }
     case Phase::closed: return Outcome::close;
   }
   return Outcome::close;

@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/pool.h"
 #include "base/sha256.h"
 #include "base/work_crew.h"
 #include "net/shm.h"
@@ -23,7 +24,8 @@
 
 namespace shoal {
 
-// Where a session's replies go. `begin` gives the place for one frame; `finish` sends it.
+// Where a session's replies go. `begin` gives the place for one frame, `finish` sends it; a frame that was
+// begun and not finished is dropped by the next `begin`.
 class ReplySink {
  public:
   struct Draft {
@@ -43,12 +45,21 @@ class ReplySink {
   }
 };
 
+// Warm memory for frames. Not a vector: that would clear every byte before it is written.
+struct ReplyBuffer {
+  std::unique_ptr<std::byte[]> bytes;
+  size_t capacity = 0;
+};
+using ReplyBuffers = Pool<ReplyBuffer>;
+
 struct ServerCounters {
   std::atomic<uint64_t> connections{0};       // that proved the token, ever
   std::atomic<uint64_t> connections_open{0};  // now, proved or not
   std::atomic<uint64_t> refused{0}, pushes{0}, duplicates{0}, pulls{0};
   std::atomic<uint64_t> rows_pushed{0}, rows_pulled{0}, bytes_in{0}, bytes_out{0};
 };
+
+inline constexpr size_t kReplyBuffersKept = 16;  // by all connections together, a few MiB each
 
 // What all sessions of a server share.
 class ServerState {
@@ -59,6 +70,7 @@ class ServerState {
   Store store;
   WorkCrew crew;
   const std::vector<std::byte> token;
+  ReplyBuffers reply_buffers{kReplyBuffersKept};
 
   ServerCounters counters;
 

@@ -206,7 +206,7 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
   std::vector<PullPiece> pieces;
   TableFinder tables(server_.store);
   size_t body = 0;
-  while (progress_.part < frame.parts.size() && body < kReplyBytes) {
+  while (progress_.part < frame.parts.size() && body < kReplyBytes && pieces.size() < kPartsMax) {
     const Part& part = frame.parts[progress_.part];
     const TableSpec* spec = tables.find(part.table);
     if (spec == nullptr) return not_declared(part.table);

@@ -26,7 +26,8 @@ SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint3
   SplitKeys split{.keys = keys_out, .positions = positions_out, .begin = std::vector<uint32_t>(shards + 1)};
   // Kept, not computed again: the caller's array may change under us, and then counts would be wrong.
   static thread_local std::vector<uint16_t> shard;
-  if (shard.size() < keys.size() || shard.size() > kScratchKept) shard.resize(keys.size());
+  if (shard.size() > std::max(keys.size(), kScratchKept)) shard = {};  // gives the memory back
+  if (shard.size() < keys.size()) shard.resize(keys.size());
   if (!spec.dense && spec.range_low >= spec.range_high) {
     for (size_t i = 0; i < keys.size(); ++i) {
       shard[i] = static_cast<uint16_t>(shard_of_hash(mix64(static_cast<uint64_t>(keys[i])), shards));

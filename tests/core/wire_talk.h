@@ -57,6 +57,7 @@ class CollectingSink : public ReplySink {
   void finish(Header header) override {
     draft_.header = header;
     draft_.body.pop_back();
+    encode_head(header, draft_.parts, draft_.body.size());  // what a connection would send must be a frame
     replies.push_back(std::exchange(draft_, Reply{}));
   }
 
