@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,26 +144,27 @@ def test_what_else_a_worker_asks() -> None:
 
 
 ASP = parse("asp")
+NONSENSE: Any = "moon"
 WRONG = {
-    "proceed is": lambda: Policy(Each(), Each(), Share(), Gradient()),  # type: ignore[arg-type]
-    "take is": lambda: Policy(Always(), Each, Share(), Gradient()),  # type: ignore[arg-type]
+    "proceed is": lambda: Policy(NONSENSE, Each(), Share(), Gradient()),
+    "take is": lambda: Policy(Always(), NONSENSE, Share(), Gradient()),
     "take All or First": lambda: Policy(Round(), Each(), Share(), Gradient()),
     "take Each or Every": lambda: Policy(Always(), All(), Mean(), Gradient()),
     "scale Share": lambda: Policy(Round(), All(), Share(), Gradient()),
     "scale Mean": lambda: Policy(Bounded(1), Each(), Mean(), Gradient()),
     "dense_home='worker'": lambda: Policy(Round(), All(), Mean(), Difference(5, Outer()), ASP),
-    "dense_home is 'moon'": lambda: Policy(Always(), Each(), Share(), Gradient(), dense_home="moon"),  # type: ignore[arg-type]
-    "state is 'gone'": lambda: Policy(Always(), Each(), Share(), Gradient(), state="gone"),  # type: ignore[arg-type]
+    "dense_home is 'moon'": lambda: Policy(Always(), Each(), Share(), Gradient(), dense_home=NONSENSE),
+    "state is 'moon'": lambda: Policy(Always(), Each(), Share(), Gradient(), state=NONSENSE),
     "state is 'reset'": lambda: Policy(Always(), Each(), Share(), Gradient(), state="reset"),
     "rows is None": lambda: Policy(Always(), Each(), One(), Parameters(), dense_home="shared"),
     "DCASGD": lambda: Policy(Always(), Each(), Compensate(1.0), Gradient()),
-    "rows is 3": lambda: Policy(Always(), Each(), Share(), Gradient(), 3),  # type: ignore[arg-type]
+    "rows is moon": lambda: Policy(Always(), Each(), Share(), Gradient(), NONSENSE),
     "force between models": lambda: Policy(Always(), Each(), Elastic(), Gradient(), ASP),
     "single gradients": lambda: Policy(
         Always(), Each(), Compensate(1.0), Parameters(), ASP, dense_home="worker"
     ),
-    "outer is": lambda: Difference(5, 0.7),  # type: ignore[arg-type]
-    "nesterov is": lambda: Outer(nesterov=1),  # type: ignore[arg-type]
+    "outer is": lambda: Difference(5, NONSENSE),
+    "nesterov is": lambda: Outer(nesterov=NONSENSE),
     "one clock": lambda: Policy(Round(), All(), Mean(), Gradient(), parse("ssp:3")),
 }
 
@@ -219,7 +221,7 @@ def test_outer_rules(rule: Outer, lr: float, momentum: float, nesterov: bool) ->
 
 
 def test_bmuf_without_momentum_is_averaging() -> None:
-    assert bmuf(momentum=0.0)(7) == average()(7) == parse("average:3").payload.outer(7)  # type: ignore[attr-defined]
+    assert bmuf(momentum=0.0)(7) == average()(7) == Parameters(3).outer(7)
 
 
 def test_bmuf_of_one_worker_does_not_look_ahead() -> None:
