@@ -15,6 +15,9 @@ LAYERS = [
     {"optim", "init", "placement"},
     {"store"},
     {"fleet"},
+    {"sync"},
+    {"train"},
+    {"launch"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,1 @@
+"""How workers synchronise: the words of `--sync` and what they stand for."""
