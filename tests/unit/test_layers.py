@@ -15,11 +15,14 @@ LAYERS = [
     {"optim", "init", "placement"},
     {"store"},
     {"fleet"},
-    {"sync", "data"},
+    {"sync", "data", "collective"},
+    {"nn"},
+    {"train"},
+    {"launch"},
     {"cli"},
 ]
 # Where torch may be imported; the rest of Shoal runs without it.
-TORCH_FOLDERS = {"data"}
+TORCH_FOLDERS = {"data", "collective", "nn", "train"}
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 # What would run or unpack foreign bytes. `.eval(` of a module is not it, nor is a word in a sentence.

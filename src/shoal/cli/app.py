@@ -1,6 +1,6 @@
 """The commands of `shoal` and their arguments. What they do is in the files beside this one.
 
-Errors of Shoal's are printed as one line to stderr, and the exit code is 1.
+Errors of Shoal's are printed as one line to stderr, and the exit code is 1 (of `shoal run`: 2).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rich.console import Console
 
 import shoal
 from shoal.cli import doctor as doctor_
-from shoal.cli import serve, status_view
+from shoal.cli import job_logs, job_status, job_stop, run_command, serve, status_view
 from shoal.errors import ShoalError
 
 __all__ = ["app", "main"]
@@ -27,8 +27,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_AddressArgument = Annotated[
-    str | None, typer.Argument(help="shoal://host:port; default: SHOAL_ADDRESS", show_default=False)
+_Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB|ADDRESS]",
+        help="A job's name or directory, or shoal://host:port; default: SHOAL_ADDRESS, then the newest job",
+        show_default=False,
+    ),
+]
+_JobArgument = Annotated[
+    str | None, typer.Argument(help="A job's name or directory; default: the newest", show_default=False)
 ]
 _TokenFile = Annotated[
     Path | None,
@@ -52,6 +60,48 @@ def _main(
     ] = False,
 ) -> None:
     pass
+
+
+@app.command(cls=run_command.RunCommand, context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT ARGS... | -m MODULE ARGS...", help="What each worker runs."),
+    ],
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
+    sync: Annotated[str, typer.Option(help="How workers synchronise: bsp, ssp:3, asp, ...")] = "bsp",
+    batch: Annotated[str, typer.Option(help="split: a batch is cut over the workers; or each.")] = "split",
+    seed: Annotated[int, typer.Option(help="Of initial values and the order of data.")] = 0,
+    name: Annotated[str | None, typer.Option(help="The job's name.", show_default=False)] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="The job's directory: logs, progress.", show_default=False)
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Stop the job after so many seconds.", show_default=False)
+    ] = None,
+    join_timeout: Annotated[
+        float, typer.Option(help="A worker that has not joined after so many seconds is named.")
+    ] = 60.0,
+) -> None:
+    """Run a script on several workers, with servers of their own.
+
+    Exit code: 0 if all workers ended well, else that of the first that failed (128 + signal if it was
+    killed); 130 after Ctrl-C, 124 after --timeout, 2 if the job cannot be run as it is given.
+    """
+    code = run_command.run(
+        command=tuple(command),
+        workers=workers,
+        servers=servers,
+        sync=sync,
+        batch=batch,
+        seed=seed,
+        name=name,
+        directory=directory,
+        timeout_s=timeout,
+        join_timeout_s=join_timeout,
+    )
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -91,16 +141,38 @@ def server(
 
 @app.command()
 def status(
-    address: _AddressArgument = None,
+    target: _Target = None,
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     token_file: _TokenFile = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for answers.")] = 5.0,
 ) -> None:
-    """Show the processes and tables of a cluster.
+    """Show the processes and tables of a cluster, or of a job with its workers.
 
-    Exit code: 0 if all is up, 2 if a server is missing or does not answer, 1 if nobody could be asked.
+    Exit code: 0 if all is up, 2 if a server is missing or does not answer, 1 if nobody could be asked. For a
+    job that has ended: 0 if it ended well, else 2.
     """
-    raise typer.Exit(status_view.show(address, as_json=json, token_file=token_file, timeout_s=timeout))
+    if job_status.is_cluster(target, token_file):
+        code = status_view.show(target, as_json=json, token_file=token_file, timeout_s=timeout)
+    else:
+        code = job_status.show(target, as_json=json, timeout_s=timeout)
+    raise typer.Exit(code)
+
+
+@app.command()
+def logs(
+    job: _JobArgument = None,
+    worker: Annotated[int | None, typer.Option(help="Only this worker's.", show_default=False)] = None,
+    server: Annotated[int | None, typer.Option(help="Only this server's.", show_default=False)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+) -> None:
+    """Print what a job has shown, or the log of one of its processes."""
+    job_logs.show(job, worker=worker, server=server, follow=follow)
+
+
+@app.command()
+def stop(job: _JobArgument = None) -> None:
+    """Stop a job: SIGTERM to its workers, SIGKILL after five seconds, then its servers."""
+    job_stop.stop(job)
 
 
 @app.command()

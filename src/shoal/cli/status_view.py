@@ -18,12 +18,12 @@ from shoal.store.connect import connect
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import GetStatus, ListTables, StatusInfo, TablePage
 
-__all__ = ["collect", "show"]
+__all__ = ["WIDTH", "collect", "print_tables", "show"]
 
 # A coordinator that is being restarted answers within this.
 _PATIENCE_S = 1.0
 # A line for each table, however long: cut or wrapped it could be neither read nor searched.
-_WIDTH = 4096
+WIDTH = 4096
 
 
 def show(address: str | None, *, as_json: bool, token_file: Path | None, timeout_s: float) -> int:
@@ -40,7 +40,7 @@ def show(address: str | None, *, as_json: bool, token_file: Path | None, timeout
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        _print(report, Console(highlight=False, width=_WIDTH))
+        _print(report, Console(highlight=False, width=WIDTH))
     return 0 if report["state"] == "up" and report["problem"] is None else 2
 
 
@@ -123,13 +123,18 @@ def _print(report: dict[str, Any], console: Console) -> None:
         processes.add_row(process["role"], *cells, f"[{colour}]{state}[/]")
     console.print(processes)
     if report["tables"]:
-        tables = Table("name", "kind", "shape", "rows", "optimizer", box=None, pad_edge=False)
-        for table in report["tables"]:
-            shape = f"(*, {table['dim']})" if table["shape"] is None else str(tuple(table["shape"]))
-            unknown = "" if table["kind"] == "tensor" else "?"
-            rows = unknown if table["rows"] is None else f"{table['rows']:,}"
-            tables.add_row(escape(table["name"]), table["kind"], shape, rows, table["optimizer"])
         console.print()
-        console.print(tables)
+        print_tables(report["tables"], console)
     if report["problem"]:
         console.print("rows could not be counted:", report["problem"], style="red", markup=False)
+
+
+def print_tables(descriptions: list[dict[str, Any]], console: Console) -> None:
+    """A line for each table of a report."""
+    tables = Table("name", "kind", "shape", "rows", "optimizer", box=None, pad_edge=False)
+    for table in descriptions:
+        shape = f"(*, {table['dim']})" if table["shape"] is None else str(tuple(table["shape"]))
+        unknown = "" if table["kind"] == "tensor" else "?"
+        rows = unknown if table["rows"] is None else f"{table['rows']:,}"
+        tables.add_row(escape(table["name"]), table["kind"], shape, rows, table["optimizer"])
+    console.print(tables)

@@ -36,7 +36,7 @@ class Rounds:
         self.rank = rank
         self.workers = workers
 
-    def open(self, *, take: str, quorum: float, count: int, slack: int) -> int:
+    def open(self, *, take: str, quorum: int, count: int, slack: int) -> int:
         """Define the job's rules, or agree with those who did; the step to begin with."""
         return self._ask(
             "sync",
@@ -44,7 +44,7 @@ class Rounds:
                 rank=self.rank,
                 workers=self.workers,
                 take=take,
-                quorum=quorum,
+                quorum=quorum / self.workers,
                 count=count,
                 slack=slack,
                 timeout_s=seconds,

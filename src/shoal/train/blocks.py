@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,11 +14,19 @@ from shoal.train.parameters import Dense, FlatFloats, Stepped, flat
 from shoal.train.strategy import Strategy
 from shoal.train.twins import check_twin, twin_of
 
+if TYPE_CHECKING:
+    from shoal.sync import Policy
+    from shoal.train.worker import Worker
+
 __all__ = ["Blocks", "Downpour", "Elastic"]
 
 
 class _LocalSteps(Strategy):
     """The user's optimizer runs here; rows are pushed with every step, as the policy's `rows` says (asp)."""
+
+    def __init__(self, worker: Worker, policy: Policy) -> None:
+        super().__init__(worker, policy)
+        self._payload: Any = policy.payload
 
     def push_rows(self, one: Stepped) -> None:
         worker, rows = self.worker, self.policy.rows_policy
@@ -53,15 +61,14 @@ class _LocalSteps(Strategy):
 class Blocks(_LocalSteps):
     """A block of H steps on each worker, then one outer step at the servers with the mean difference."""
 
-    def __init__(self, worker: Any, policy: Any) -> None:
+    def __init__(self, worker: Worker, policy: Policy) -> None:
         super().__init__(worker, policy)
         self._base: dict[int, FlatFloats] = {}
         self._steps = 0
         self._states: dict[str, Any] = {}
 
     def outer_optimizer(self) -> optim.Optimizer:
-        outer = self.policy.payload.outer(self.worker.world_size)
-        return optim.SGD(lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov)
+        return self._payload.outer(self.worker.world_size)
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
         super().attach(stepped)
@@ -71,7 +78,7 @@ class Blocks(_LocalSteps):
         if one is not self.stepped[-1]:
             return
         self._steps += 1
-        if self._steps >= self.policy.payload.period:
+        if self._steps >= self._payload.period:
             self._exchange()
 
     def end_pass(self) -> None:
@@ -123,7 +130,7 @@ def _state_tensors(stepped: Sequence[Stepped]) -> dict[str, torch.Tensor]:
 class Elastic(_LocalSteps):
     """EASGD: every H steps worker and centre pull each other by alpha times their difference."""
 
-    def __init__(self, worker: Any, policy: Any) -> None:
+    def __init__(self, worker: Worker, policy: Policy) -> None:
         super().__init__(worker, policy)
         self._steps = 0
 
@@ -132,7 +139,7 @@ class Elastic(_LocalSteps):
 
     def before(self, one: Stepped) -> None:
         # The force is that of before the local step.
-        if one is self.stepped[0] and self._steps >= self.policy.payload.period:
+        if one is self.stepped[0] and self._steps >= self._payload.period:
             self._pull_together()
         self.push_rows(one)
 
@@ -168,7 +175,7 @@ class Downpour(_LocalSteps):
     every f. The servers run the twin of the same optimizer.
     """
 
-    def __init__(self, worker: Any, policy: Any) -> None:
+    def __init__(self, worker: Worker, policy: Policy) -> None:
         super().__init__(worker, policy)
         self._steps = 0
         self._sums: dict[int, FlatFloats] = {}
@@ -193,10 +200,10 @@ class Downpour(_LocalSteps):
         if one is not self.stepped[-1]:
             return
         self._steps += 1
-        if self._steps % self.policy.payload.push_every == 0:
+        if self._steps % self._payload.push_every == 0:
             self._push_sums()
         self.worker.advance(weight=1.0)
-        if self._steps % self.policy.payload.fetch_every == 0:
+        if self._steps % self._payload.fetch_every == 0:
             self.pull_dense()
 
     def end_pass(self) -> None:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import atexit
 import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 from shoal.collective.group import Lone, ThreadGroup, open_group
 from shoal.errors import BadInput
 from shoal.store.client import Client
 from shoal.store.connect import connect
 from shoal.sync.policy import Policy
-from shoal.sync.words import parse
-from shoal.train.environment import read_worker_environment
+from shoal.sync.words import as_policy
+from shoal.train.environment import check_batch, read_worker_environment
 from shoal.train.worker import Worker
 
 __all__ = ["join", "local_workers"]
 
-# Words that exchange values among the workers themselves.
-_WITH_GROUP = ("allreduce", "gossip", "hogwild")
 _GROUP_S = 120.0
 _joined: dict[int, Worker] = {}  # by process
 
@@ -45,26 +41,24 @@ def join(
     address = here.address if address is None else address
     rank = here.rank if rank is None else rank
     world_size = here.world_size if world_size is None else world_size
-    policy = _policy(sync if sync is not None else here.sync)
+    policy = as_policy(sync or here.sync or "bsp")
+    batch = check_batch(batch or here.batch or "split")
     if world_size < 1 or not 0 <= rank < world_size:
         raise BadInput(f"join: rank is {rank} of {world_size} workers; ranks are 0 to {max(world_size, 1) - 1}")
     if address is None and world_size > 1:
-        raise BadInput(
-            f"WORLD_SIZE is {world_size}, and there is no address of a coordinator: set SHOAL_ADDRESS (as `shoal up` "
-            f"prints it) and SHOAL_TOKEN, or start the script with `shoal run`"
-        )
+        raise BadInput(f"join: world_size is {world_size}; several workers need the address of servers that they share")
     name = f"worker-{rank}" if address is not None else None
     client = connect("memory://" if address is None else address, token=token, name=name)
-    group = open_group(rank, world_size, _GROUP_S) if policy.strategy in _WITH_GROUP else Lone()
-    directory = here.directory or Path(tempfile.gettempdir())
+    group = open_group(rank, world_size, _GROUP_S) if policy.dense_home in ("peers", "shared") else Lone()
     worker = Worker(
         client,
         policy,
         rank=rank,
         world_size=world_size,
         group=group,
-        directory=directory,
-        batch=batch or here.batch,
+        job=here.job,
+        batch=batch,
+        seed=here.seed or 0,
     )
     _joined[os.getpid()] = worker
     atexit.register(_leave, worker)
@@ -77,12 +71,6 @@ def _leave(worker: Worker) -> None:
         worker.close()
 
 
-def _policy(sync: str | Policy | None) -> Policy:
-    if isinstance(sync, Policy):
-        return sync
-    return parse("bsp" if sync is None else sync)
-
-
 def local_workers(
     count: int, sync: str | Policy = "bsp", *, batch: str = "split", client: Client | None = None
 ) -> list[Callable[[], Worker]]:
@@ -90,7 +78,7 @@ def local_workers(
 
     For tests and notebooks: call each in a thread of its own. Real jobs are processes: see `shoal run`.
     """
-    policy = _policy(sync)
+    policy = as_policy(sync)
     store = client or connect("memory://")
     token = object()
     groups = ThreadGroup.make(count, _GROUP_S)
@@ -103,7 +91,6 @@ def local_workers(
                 rank=rank,
                 world_size=count,
                 group=groups[rank],
-                directory=Path(tempfile.gettempdir()),
                 batch=batch,
                 threads=token,
             )

@@ -5,7 +5,7 @@ Model and optimizer stay the same objects, changed in place; loaders are wrapped
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,8 @@ import torch
 from shoal.data.loader import ShardedLoader
 from shoal.errors import BadInput, Mismatch
 from shoal.nn.table_module import TableModule, table_modules
-from shoal.sync.policy import Policy
+from shoal import sync
+from shoal.sync import Gradient, GradientSum, Policy
 from shoal.train.at_servers import AtServers
 from shoal.train.blocks import Blocks, Downpour, Elastic
 from shoal.train.on_workers import AllReduce, Gossip, Hogwild
@@ -26,15 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = ["prepare"]
 
-_STRATEGIES: dict[str, Callable[[Any, Policy], Strategy]] = {
-    "servers": AtServers,
-    "blocks": Blocks,
-    "elastic": Elastic,
-    "downpour": Downpour,
-    "allreduce": AllReduce,
-    "gossip": Gossip,
-    "hogwild": Hogwild,
-}
+
+def _strategy(policy: Policy) -> type[Strategy]:
+    """What a policy means around a step, by where its dense parameters live and what travels."""
+    if policy.dense_home == "server":
+        return Downpour if isinstance(policy.payload, GradientSum) else AtServers
+    if policy.dense_home == "worker":
+        return Elastic if isinstance(policy.scale, sync.Elastic) else Blocks
+    if policy.dense_home == "peers":
+        return AllReduce if isinstance(policy.payload, Gradient) else Gossip
+    return Hogwild
 
 
 def prepare(
@@ -73,7 +75,7 @@ def _prepare_training(
     stepped = survey(models, hooked)
     _bind_tables(worker, models, stepped)
     if worker.strategy is None:
-        worker.strategy = _STRATEGIES[worker.policy.strategy](worker, worker.policy)
+        worker.strategy = _strategy(worker.policy)(worker, worker.policy)
     worker.strategy.attach(stepped)
     for one in stepped:
         _hook(worker.strategy, one)

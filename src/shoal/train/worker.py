@@ -51,23 +51,25 @@ class Worker:
         rank: int,
         world_size: int,
         group: Group,
-        directory: Path,
+        job: Path | None = None,
         batch: str = "split",
+        seed: int = 0,
         threads: object | None = None,
     ) -> None:
         self.client = client
-        self.policy = policy
+        self.policy = policy.with_whole_batches() if batch == "each" else policy
         self.rank = rank
         self.world_size = world_size
         self.group = group
-        self.directory = directory
+        self.job = job
         self.batch = batch
+        self.seed = seed
         self.threads = threads
         self.rounds = Rounds(client, rank, world_size)
         self.step = self.rounds.open(**policy.core_spec(world_size))
         self.epoch = 0
         self.state: dict[str, Any] = {}
-        self.progress = ProgressReport(directory if world_size > 1 else None, rank)
+        self.progress = ProgressReport(job, rank=rank)
         self.ledger = LedgerReport(self.rounds)
         self.dropped = 0
         self.waited_s = 0.0
@@ -79,7 +81,6 @@ class Worker:
         self._barriers = 0
         self._clip_norm = 0.0
         self._norm_wanted: torch.Tensor | None = None
-        self.progress.update(state="joined")
 
     # What scripts call.
 
@@ -158,7 +159,7 @@ class Worker:
         """Leave the job: others wait no more for this worker."""
         if not self.client.closed:
             self.rounds.leave()
-            self.progress.finish()
+            self.progress.close()
             self.client.close()
 
     # What the parts of a job call.
@@ -199,7 +200,9 @@ class Worker:
         self.waited_s += done.waited_s
         self.samples += weight
         self.step = done.step
-        self.progress.update(step=self.step, samples=self.samples, epoch=self.epoch, waited_s=self.waited_s)
+        self.progress.update(
+            step=self.step, clock=self.step, samples=int(self.samples), epoch=self.epoch, state="training"
+        )
 
     _units: list[tuple[int, int]] = []
 

@@ -1,0 +1,1 @@
+"""Jobs: the supervisor of `shoal run`, the directory of a job, and what finds and stops one."""

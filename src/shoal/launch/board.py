@@ -1,0 +1,178 @@
+"""What the workers of a job have reported: read from their progress files, and said in a table or a line."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.table import Table
+
+from shoal.train.progress import Progress, progress_path, read_progress
+
+__all__ = ["Board", "WorkerView"]
+
+# Samples per second are those of about this long.
+_WINDOW_S = 10.0
+
+
+@dataclass
+class WorkerView:
+    """The last report of one worker and its recent speed; no report = it has not joined."""
+
+    rank: int
+    progress: Progress | None = None
+    ended: bool = False
+    overdue: bool = False
+    _seen: tuple[int, int] = (0, 0)
+    _history: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def joined(self) -> bool:
+        """Whether it has called `shoal.join()`."""
+        return self.progress is not None
+
+    @property
+    def state(self) -> str:
+        """One word or two."""
+        if self.ended:
+            return "ended"
+        if self.progress is None:
+            return "not joined" if self.overdue else "starting"
+        return self.progress.state
+
+    @property
+    def samples_per_s(self) -> float:
+        """Over the last seconds; 0 while that is not known."""
+        if self.ended or len(self._history) < 2:
+            return 0.0
+        (begin, first), (end, last) = self._history[0], self._history[-1]
+        return (last - first) / (end - begin) if end > begin else 0.0
+
+    def refresh(self, path: Path) -> bool:
+        """Read the file if it is another one; whether it was."""
+        try:
+            status = path.stat()
+        except OSError:
+            return False
+        if (seen := (status.st_mtime_ns, status.st_ino)) == self._seen:
+            return False
+        progress = read_progress(path)
+        if progress is None:
+            return False
+        self._seen, self.progress = seen, progress
+        if not self._history or progress.time > self._history[-1][0]:
+            self._history.append((progress.time, progress.samples))
+        while len(self._history) > 2 and self._history[1][0] < progress.time - _WINDOW_S:
+            self._history.popleft()
+        return True
+
+
+class Board:
+    """All workers of a job."""
+
+    def __init__(self, directory: Path, workers: int) -> None:
+        self._directory = directory
+        self.views = [WorkerView(rank) for rank in range(workers)]
+
+    def refresh(self) -> bool:
+        """Read what is new; whether anything is."""
+        changes = [view.refresh(progress_path(self._directory, view.rank)) for view in self.views]
+        return any(changes)
+
+    def missing(self) -> list[int]:
+        """The ranks that have not joined and have not ended."""
+        return [view.rank for view in self.views if not view.joined and not view.ended]
+
+    def waiting_for(self, rank: int) -> list[int]:
+        """The ranks that say that they wait for `rank`."""
+        return [p.rank for p in self._progress if rank in p.waiting_for and not self.views[p.rank].ended]
+
+    @property
+    def _progress(self) -> list[Progress]:
+        return [view.progress for view in self.views if view.progress is not None]
+
+    def counters(self) -> dict[str, float | int | None]:
+        """The job's numbers over all workers."""
+        reports = self._progress
+        clocks = [report.clock for report in reports]
+        joined = min((report.joined for report in reports), default=0.0)
+        seconds = max((report.time for report in reports), default=0.0) - joined
+        samples = sum(report.samples for report in reports)
+        return {
+            "samples": samples,
+            "samples_per_s": sum(view.samples_per_s for view in self.views),
+            "samples_per_s_mean": samples / seconds if seconds > 0 else 0.0,
+            "steps": sum(clocks),
+            "clock_min": min(clocks, default=0),
+            "clock_max": max(clocks, default=0),
+            "loss": _mean([r.loss for r in reports]),
+            "staleness": _mean([r.staleness for r in reports]),
+        }
+
+    def line(self) -> str:
+        """All of it in one line, for where there is no terminal."""
+        now = self.counters()
+        parts = [
+            f"step {_span(now['clock_min'], now['clock_max'])}",
+            f"{now['samples_per_s']:,.0f} samples/s",
+        ]
+        parts += [f"{name} {now[name]:.4g}" for name in ("loss", "staleness") if now[name] is not None]
+        missing = self.missing()
+        if missing:
+            parts.append(f"not joined: {_workers(missing)}")
+        parts += [
+            f"worker {p.rank} waits for {_workers(p.waiting_for)}"
+            for p in self._progress
+            if p.waiting_for and not self.views[p.rank].ended
+        ]
+        return ", ".join(parts)
+
+    def summary(self, seconds: float) -> str:
+        """What a job that ended well did."""
+        totals = self.counters()
+        steps = _span(totals["clock_min"], totals["clock_max"])
+        return (
+            f"{seconds:.1f} s, {steps} steps a worker, {totals['samples']:,} samples, "
+            f"{totals['samples_per_s_mean']:,.0f} samples/s"
+        )
+
+    def table(self) -> Table:
+        """A row for each worker."""
+        table = Table("worker", "state", "epoch", box=None, pad_edge=False, header_style="bold")
+        for name in ("step", "samples/s", "loss", "staleness"):
+            table.add_column(name, justify="right")
+        table.add_column("waits for")
+        for view in self.views:
+            said = view.progress or Progress(rank=view.rank)
+            colour = {"training": "green", "waiting": "yellow", "not joined": "red"}.get(view.state, "dim")
+            table.add_row(
+                str(view.rank),
+                f"[{colour}]{view.state}[/]",
+                str(said.epoch),
+                f"{said.step:,}",
+                f"{view.samples_per_s:,.0f}",
+                _number(said.loss),
+                _number(said.staleness),
+                "" if view.ended or not said.waiting_for else _workers(said.waiting_for),
+            )
+        return table
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else None
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _span(low: float | int | None, high: float | int | None) -> str:
+    return f"{high:,}" if low == high else f"{low:,}-{high:,}"
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    return f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))}"

@@ -1,0 +1,94 @@
+"""What a job is: its options, and the checks that find a mistake before a process starts."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from shoal.config import CoordinatorOptions, check_count, check_timeout
+from shoal.errors import BadInput
+from shoal.sync.words import check_word
+from shoal.train.environment import SEED_MAX, WORKERS_MAX, check_batch
+
+__all__ = ["JobOptions", "check_job_name"]
+
+_NAME_CHARS_MAX = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """One job. `command` is a script and its arguments, or -m, a module and its arguments."""
+
+    command: tuple[str, ...]
+    workers: int = 2
+    servers: int = 1
+    # A word of `shoal.sync.words`: how the workers synchronise.
+    sync: str = "bsp"
+    # split: the loader's batch is cut over the workers; each: every worker takes whole ones.
+    batch: str = "split"
+    # Of rows' initial values and the order of data, where the script does not choose its own.
+    seed: int = 0
+    # None: the script's name and the time.
+    name: str | None = None
+    # None: under `name` in the directory of all jobs.
+    directory: Path | None = None
+    # The job is stopped after this; None: never.
+    timeout_s: float | None = None
+    # A worker that has not called shoal.join() by then is named.
+    join_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_count("workers", self.workers, 1, WORKERS_MAX)
+        CoordinatorOptions(servers=self.servers)
+        check_word(self.sync)
+        check_batch(self.batch)
+        check_count("seed", self.seed, 0, SEED_MAX)
+        if self.name is not None:
+            check_job_name(self.name)
+        if self.timeout_s is not None:
+            check_timeout(self.timeout_s)
+        if not isinstance(self.join_timeout_s, int | float) or not 0 < self.join_timeout_s < float("inf"):
+            raise BadInput(f"join-timeout is {self.join_timeout_s!r}; it must be a number of seconds above 0")
+        _check_command(self.command)
+
+    @property
+    def module(self) -> bool:
+        """Whether the command is a module rather than a file."""
+        return self.command[0] == "-m"
+
+    @property
+    def stem(self) -> str:
+        """What the job is called after, if it is not given a name."""
+        return self.command[1].rpartition(".")[2] if self.module else Path(self.command[0]).stem
+
+
+def check_job_name(name: str) -> str:
+    """`name` if a job, and so its directory, can be called that."""
+    plain = name.isprintable() and not set(name) & set("/\\") and not name.startswith((".", "-"))
+    if not plain or not 0 < len(name.encode()) <= _NAME_CHARS_MAX:
+        raise BadInput(
+            f"a job's name is {name[:64]!r}; allowed: 1 to {_NAME_CHARS_MAX} bytes of printable text without "
+            "slashes, that does not begin with a dot or a dash"
+        )
+    return name
+
+
+def _check_command(command: tuple[str, ...]) -> None:
+    if not command or command == ("-m",):
+        raise BadInput("which script? shoal run [OPTIONS] train.py ARGS..., or shoal run -m module ARGS...")
+    if command[0] == "-m":
+        top = command[1].partition(".")[0]
+        # Only the outermost name: looking for an inner one would import, and so run, what is around it.
+        if PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+            raise BadInput(
+                f"module {command[1]} is not found: no {top} in {Path.cwd()} or where Python looks"
+            )
+        return
+    script = Path(command[0])
+    if not script.exists():
+        hint = "; options of shoal run come before the script" if command[0].startswith("-") else ""
+        raise BadInput(f"script {script} is not found (looked for it in {Path.cwd()}){hint}")
+    if not script.is_file():
+        raise BadInput(f"script {script} is not a file" + (", but a directory" if script.is_dir() else ""))

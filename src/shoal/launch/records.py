@@ -1,0 +1,230 @@
+"""The directory of a job, by which `shoal status`, `logs` and `stop` find it.
+
+    job.json        who runs where; replaced as a whole by the supervisor, and only by it
+    progress/       one file for each worker, written by it (`shoal.train.progress`)
+    logs/           job.log, as it was shown; worker-0.log; server-0.log and coordinator.log
+    cluster/        what the cluster keeps while it runs: its token file, its journal, its logs
+
+It lies under the user's state directory, where the last `_JOBS_MAX` are kept, or where `--directory` says;
+then a link under the state directory points to it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from shoal.errors import BadInput
+from shoal.launch.options import JobOptions, check_job_name
+
+__all__ = ["JobRecord", "ServerRecord", "WorkerRecord", "find_job", "make_job_directory", "process_started"]
+
+JobState = Literal["starting", "running", "ended", "lost"]
+_JOBS_MAX = 100
+_RECORD = "job.json"
+_OURS = ("logs", "progress", "cluster")
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker; `code` when it has ended."""
+
+    rank: int
+    pid: int
+    code: int | None = None
+
+
+class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One server of the job's cluster."""
+
+    index: int
+    pid: int
+    address: str
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What job.json holds. `pid` is the supervisor's; `pid_started` tells it from a later process of it."""
+
+    name: str
+    directory: str
+    pid: int
+    pid_started: int
+    started: float
+    command: tuple[str, ...]
+    sync: str
+    batch: str
+    seed: int
+    # Until this moment (seconds since 1970) a worker may be without a progress file.
+    join_until: float
+    state: JobState = "starting"
+    address: str | None = None
+    token_file: str | None = None
+    coordinator: int | None = None
+    workers: tuple[WorkerRecord, ...] = ()
+    servers: tuple[ServerRecord, ...] = ()
+    ended: float | None = None
+    code: int | None = None
+    # Why it ended, if not by all workers ending well.
+    reason: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """The job's directory."""
+        return Path(self.directory)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its supervisor runs."""
+        return process_started(self.pid) == self.pid_started
+
+    def write(self) -> None:
+        """Replace the job's record with this."""
+        temporary = self.path / f".{_RECORD}"
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        temporary.replace(self.path / _RECORD)
+
+
+def process_started(pid: int) -> int | None:
+    """When a process started, in ticks since the machine did; None if there is none, or a dead one."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def jobs_root() -> Path:
+    """Where the directories of jobs are."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "shoal" / "jobs"
+
+
+def make_job_directory(options: JobOptions) -> JobRecord:
+    """A directory for a new job, with its first record. An ended job of the same name is replaced."""
+    now = time.time()
+    name = options.name or f"{options.stem[:60]}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    root = jobs_root()
+    path = (root / name if options.directory is None else options.directory).absolute()
+    if options.directory is not None and options.name is None:
+        name = path.name
+    check_job_name(name)
+    for taken in {root / name, path}:
+        _clear(taken, name, ours=taken == root / name)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in _OURS:
+            (path / folder).mkdir(mode=0o700)
+        record = JobRecord(
+            name=name,
+            directory=str(path),
+            pid=os.getpid(),
+            pid_started=process_started(os.getpid()) or 0,
+            started=now,
+            command=options.command,
+            sync=options.sync,
+            batch=options.batch,
+            seed=options.seed,
+            join_until=now + options.join_timeout_s,
+        )
+        record.write()
+    except OSError as error:
+        raise BadInput(f"cannot make the directory of the job, {path}: {error.strerror}") from None
+    if path != root / name:
+        # Only so that it is found by its name: without it, by its path.
+        with suppress(OSError):
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (root / name).symlink_to(path)
+    _prune(root)
+    return record
+
+
+def find_job(job: str | None = None) -> JobRecord:
+    """The job of that name or in that directory; the newest by default."""
+    root = jobs_root()
+    if job is None:
+        records = _all(root)
+        if not records:
+            raise BadInput(f"no job has run here (there is none in {root}); start one with `shoal run`")
+        return max(records, key=lambda record: record.started)
+    for path in (root / job, Path(job)):
+        record = _read(path)
+        if record is not None:
+            return record
+    known = sorted(_all(root), key=lambda record: -record.started)
+    names = ", ".join(record.name for record in known[:10]) or "none"
+    raise BadInput(f"there is no job {job!r}: neither a name in {root} nor a job's directory; known: {names}")
+
+
+def _read(path: Path) -> JobRecord | None:
+    """The record in a directory, as it is now: one whose supervisor is gone before its end is `lost`."""
+    try:
+        record = msgspec.json.decode((path / _RECORD).read_bytes(), type=JobRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+    if record.state != "ended" and not record.alive:
+        # It may have ended well between the two looks.
+        with suppress(OSError, msgspec.DecodeError):
+            record = msgspec.json.decode((path / _RECORD).read_bytes(), type=JobRecord)
+        if record.state != "ended":
+            record = msgspec.structs.replace(record, state="lost")
+    return record
+
+
+def _all(root: Path) -> list[JobRecord]:
+    try:
+        paths = list(root.iterdir())
+    except OSError:
+        return []
+    return [record for record in map(_read, paths) if record is not None]
+
+
+def _clear(path: Path, name: str, *, ours: bool) -> None:
+    """Make room for a job in `path`: remove an ended one, and nothing that is not a job's."""
+    if not path.exists():
+        path.unlink(missing_ok=True)  # a link to a directory that is gone
+        return
+    record = _read(path)
+    if record is None:
+        if path.is_dir() and not any(path.iterdir()):
+            return
+        raise BadInput(
+            f"{path} exists and is not the directory of a job; choose another --name or --directory"
+        )
+    if record.state in ("starting", "running"):
+        raise BadInput(
+            f"job {record.name!r} is running in {path} (pid {record.pid}); stop it with `shoal stop "
+            f"{record.name}`, or choose another --name or --directory"
+        )
+    _remove(path)
+    if ours and path.is_symlink():
+        path.unlink()
+
+
+def _remove(path: Path) -> None:
+    """Remove what a job wrote; its directory too if nothing else is in it."""
+    if path.is_symlink():
+        return  # chosen by the user: only the job that runs there again makes room in it
+    for entry in path.iterdir():
+        if entry.name in _OURS:
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name in (_RECORD, f".{_RECORD}"):
+            entry.unlink()
+    with suppress(OSError):
+        path.rmdir()
+
+
+def _prune(root: Path) -> None:
+    """Forget the oldest ended jobs above the number that is kept."""
+    ended = sorted((r for r in _all(root) if r.state in ("ended", "lost")), key=lambda r: -r.started)
+    for record in ended[_JOBS_MAX:]:
+        path = root / record.name
+        if path.is_symlink():
+            path.unlink()
+        else:
+            _remove(path)

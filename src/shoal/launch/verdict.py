@@ -1,0 +1,86 @@
+"""How a job ends: the first cause decides the exit code. No process is touched here.
+
+1. all workers ended with code 0 and had joined: 0;
+2. the first worker that fails: its code, 128 + signal if it was killed;
+3. a worker that ended with code 0 and never joined, or one that others wait for past the deadline: 2;
+4. a signal to the supervisor: 128 + its number, as shells do (Ctrl-C is 130);
+5. a server is lost: 1; the job's time is over: 124, as timeout(1) has it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.launch.worker import exit_code
+
+__all__ = ["Ending", "Verdict"]
+
+CODE_ERROR = 1
+CODE_MISUSE = 2
+CODE_TIMEOUT = 124
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why the job ends, in a sentence. `rank` is the worker whose last words explain it, if any."""
+
+    code: int
+    sentence: str
+    rank: int | None = None
+
+
+class Verdict:
+    """Collects what happens to a job. `ending` is set by the first cause and stays."""
+
+    def __init__(self) -> None:
+        self.ending: Ending | None = None
+
+    @property
+    def code(self) -> int:
+        """The exit code so far."""
+        return 0 if self.ending is None else self.ending.code
+
+    def worker_ended(self, rank: int, returncode: int, *, joined: bool) -> None:
+        """A worker ended by itself or by a signal."""
+        if returncode < 0:
+            name = _signal_name(-returncode)
+            self._end(exit_code(returncode), f"worker {rank} was killed by {name}", rank)
+        elif returncode > 0:
+            self._end(returncode, f"worker {rank} failed with code {returncode}", rank)
+        elif not joined:
+            self._end(CODE_MISUSE, f"worker {rank} ended without calling shoal.join()")
+
+    def not_joined(self, rank: int, waiting: Sequence[int], seconds: float) -> None:
+        """A worker has not joined in time, and others wait for it."""
+        others = ", ".join(map(str, waiting))
+        self._end(
+            CODE_MISUSE,
+            f"worker {rank} has not called shoal.join() within {seconds:g} s, and worker {others} waits for "
+            "it; call it, or allow more with --join-timeout",
+        )
+
+    def signalled(self, number: int) -> None:
+        """The supervisor was told to end."""
+        name = "Ctrl-C" if number == signal.SIGINT else _signal_name(number)
+        self._end(128 + number, f"stopped by {name}")
+
+    def server_lost(self, index: int, pid: int) -> None:
+        """A server ended; there is no copy of its rows."""
+        self._end(CODE_ERROR, f"server {index} (pid {pid}) has ended, and its rows are gone")
+
+    def timed_out(self, seconds: float) -> None:
+        """The job did not end within its --timeout."""
+        self._end(CODE_TIMEOUT, f"stopped: not done within --timeout {seconds:g} s")
+
+    def _end(self, code: int, sentence: str, rank: int | None = None) -> None:
+        if self.ending is None:
+            self.ending = Ending(code, sentence, rank)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

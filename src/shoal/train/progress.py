@@ -1,0 +1,160 @@
+"""How a worker tells how far it is: one small file, read by the supervisor of `shoal run` and `shoal status`.
+
+The file is `progress/<rank>.json` in the job's directory. It is replaced as a whole, so that a reader never
+sees half of one, at most once a second, and a last time when the worker ends. A thread writes it, since the
+value that matters most is the last one before a worker waits for others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.errors import BadInput
+
+__all__ = ["METRICS_MAX", "Progress", "ProgressReport", "progress_path", "read_progress"]
+
+_log = logging.getLogger("shoal.progress")
+_EVERY_S = 1.0
+METRICS_MAX = 64
+# A file above this was not written here.
+_BYTES_MAX = 1 << 20
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one worker is. `step` is the one it works on, `clock` the steps that it finished."""
+
+    rank: int
+    step: int = 0
+    clock: int = 0
+    samples: int = 0
+    loss: float | None = None
+    staleness: float | None = None
+    waiting_for: tuple[int, ...] = ()
+    # joined, training, waiting, ended; others are shown as they are.
+    state: str = "joined"
+    epoch: int = 0
+    metrics: dict[str, float] = {}
+    pid: int = 0
+    # Seconds since 1970: when the worker joined, and when this was true.
+    joined: float = 0.0
+    time: float = 0.0
+
+
+_FIELDS = frozenset(Progress.__struct_fields__) - {"rank", "pid", "joined", "time"}
+_DECODER = msgspec.json.Decoder(Progress)
+
+
+def progress_path(job: Path, rank: int) -> Path:
+    """The file of worker `rank` of the job in the directory `job`."""
+    return job / "progress" / f"{rank}.json"
+
+
+def read_progress(path: Path) -> Progress | None:
+    """What the worker of that file said last; None if it has not joined or the file is not one of ours."""
+    try:
+        with path.open("rb") as file:
+            return _DECODER.decode(file.read(_BYTES_MAX))
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+class ProgressReport:
+    """The progress of this worker. `update` is cheap: it may be called in every step, from any thread.
+
+    Without a job nothing is written and the values are kept here alone. It belongs to the process that made
+    it: in a forked child it does nothing.
+
+    >>> report = ProgressReport(rank=0)
+    >>> report.update(step=3, clock=3, loss=0.25)
+    >>> report.value.loss
+    0.25
+    """
+
+    def __init__(self, job: Path | None = None, *, rank: int) -> None:
+        now = time.time()
+        self._value = Progress(rank=rank, pid=os.getpid(), joined=now, time=now)
+        self._path = None if job is None else progress_path(job, rank)
+        self._changed = threading.Condition()
+        self._dirty = False
+        self._closed = False
+        self._complained = False
+        if self._path is not None:
+            # At once: that the file exists is how the supervisor knows that this worker has joined.
+            self._write(self._value)
+            self._thread = threading.Thread(target=self._run, name="shoal-progress", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+
+    @property
+    def value(self) -> Progress:
+        """What was said last."""
+        return self._value
+
+    def update(self, **changes: Any) -> None:
+        """Change these fields of `Progress`; the others stay."""
+        if unknown := changes.keys() - _FIELDS:
+            raise BadInput(f"progress has no {sorted(unknown)}; allowed: {', '.join(sorted(_FIELDS))}")
+        if os.getpid() != self._value.pid:
+            return
+        for name in ("loss", "staleness"):
+            if changes.get(name) is not None:
+                changes[name] = float(changes[name])  # of torch or NumPy: JSON knows numbers only
+        if "metrics" in changes:
+            changes["metrics"] = _numbers(changes["metrics"])
+        with self._changed:
+            self._value = msgspec.structs.replace(self._value, **changes, time=time.time())
+            if not self._dirty:
+                self._dirty = True
+                self._changed.notify()
+
+    def close(self, state: str = "ended") -> None:
+        """Write the last value and end the thread. Twice is harmless."""
+        if self._closed or os.getpid() != self._value.pid:
+            return
+        self.update(state=state, waiting_for=())
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._path is not None:
+            self._thread.join()
+            atexit.unregister(self.close)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._dirty or self._closed)
+                value, self._dirty = self._value, False
+                closed = self._closed
+            self._write(value)
+            if closed:
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, timeout=_EVERY_S)
+
+    def _write(self, value: Progress) -> None:
+        assert self._path is not None
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            temporary.write_bytes(msgspec.json.encode(value) + b"\n")
+            temporary.replace(self._path)
+        except OSError as error:
+            # Training is worth more than being watched.
+            if not self._complained:
+                _log.warning("progress cannot be written to %s: %s", self._path, error)
+            self._complained = True
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    if len(metrics) > METRICS_MAX:
+        raise BadInput(f"{len(metrics)} metrics; at most {METRICS_MAX} are reported")
+    return {str(name): float(value) for name, value in metrics.items()}
