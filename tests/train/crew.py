@@ -1,0 +1,40 @@
+"""Runs workers as threads of this process and gives what they returned."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from shoal.store.connect import connect
+from shoal.train.join import local_workers
+from shoal.train.worker import Worker
+
+JOIN_S = 60.0
+
+
+def run_workers(
+    count: int, script: Callable[[Worker], Any], sync: Any = "bsp", *, batch: str = "split"
+) -> list[Any]:
+    """`script(worker)` in each of `count` threads; the first exception of any is raised here."""
+    results: list[Any] = [None] * count
+    errors: list[BaseException] = []
+    with connect("memory://", timeout=JOIN_S) as client:
+        makers = local_workers(count, sync, batch=batch, client=client)
+
+        def run(rank: int) -> None:
+            try:
+                with makers[rank]() as worker:
+                    results[rank] = script(worker)
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(JOIN_S)
+        assert not any(thread.is_alive() for thread in threads) or errors, "a worker hangs"
+    if errors:
+        raise errors[0]
+    return results
