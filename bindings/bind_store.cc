@@ -2,10 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,7 +14,7 @@
 #include <vector>
 
 #include "convert.h"
-#include "serve/store_client.h"
+#include "py_client.h"
 
 namespace nb = nanobind;
 using namespace shoal;
@@ -27,14 +25,6 @@ using Keys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
-constexpr double kSliceSeconds = 0.25;
-
-Deadline deadline_in(double seconds) {
-  const double bounded = std::clamp(std::isnan(seconds) ? 0.0 : seconds, 0.0, 1e9);
-  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                std::chrono::duration<double>(bounded));
-}
-
 std::optional<Lane> parse_lane(const std::string& name) {
   if (name == "auto") return std::nullopt;
   for (const Lane lane : {Lane::shm, Lane::unix_socket, Lane::tcp}) {
@@ -42,8 +32,6 @@ std::optional<Lane> parse_lane(const std::string& name) {
   }
   raise({Code::bad_input, "lane '" + name + "' is not one of auto, shm, unix, tcp"});
 }
-
-class PyClient;
 
 // One operation in flight. The client lives at least as long.
 struct Ticket {
@@ -63,36 +51,6 @@ std::shared_ptr<void> keep_object(nb::object object) {
             }
           }};
 }
-
-// A StoreClient that knows which process it belongs to: threads and connections do not survive a fork.
-class PyClient {
- public:
-  explicit PyClient(std::unique_ptr<StoreClient> client) : client_(std::move(client)), pid_(getpid()) {}
-  ~PyClient() {
-    if (getpid() != pid_) {
-      // The parent's threads are not here: its object cannot be taken apart, only left alone.
-      [[maybe_unused]] StoreClient* leaked = client_.release();
-      return;
-    }
-    // Its threads may need the GIL to let go of a caller's array before they can end.
-    nb::gil_scoped_release release;
-    client_.reset();
-  }
-
-  StoreClient& use() const {
-    if (getpid() != pid_) {
-      raise({Code::closed, "this client belongs to process " + std::to_string(pid_) + ", this is its child " +
-                               std::to_string(getpid()) + ": connect again after the fork"});
-    }
-    return *client_;
-  }
-
- private:
-  std::unique_ptr<StoreClient> client_;
-  const pid_t pid_;
-};
-
-using PyClientPtr = std::shared_ptr<PyClient>;
 
 // Runs `call` without the GIL and makes a ticket of what it gives. `out` is the caller's array or None:
 // rows may still be written to it after the ticket is dropped, so the operation keeps it.
@@ -127,18 +85,7 @@ nb::object rows_of(const Ticket& ticket) {
 
 nb::object wait_for(Ticket& ticket, double timeout_s) {
   StoreClient& client = ticket.client->use();
-  const Deadline deadline = deadline_in(timeout_s);
-  while (!ticket.operation->done()) {
-    // In slices, so that Ctrl-C is heard within one.
-    const Deadline slice = std::min(deadline, deadline_in(kSliceSeconds));
-    const Status status = without_gil([&] { return client.wait(ticket.operation, slice); });
-    if (status.code() != Code::timeout || slice == deadline) {
-      check(status);
-      break;
-    }
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-  }
-  check(ticket.operation->status());
+  check(wait_in_slices(client, ticket.operation, deadline_in(timeout_s)));
   return rows_of(ticket);
 }
 
@@ -273,11 +220,13 @@ void bind_rows(nb::class_<PyClient>& c) {
   c.def(
       "push",
       [](const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& grads, float lr,
-         const std::string& codec, uint64_t step, double timeout_s) {
-        const PushOptions options{.lr = lr, .codec = codec_names.parse(codec), .step = step};
+         const std::string& codec, uint64_t step, int64_t stage_rank, double timeout_s) {
+        const PushOptions options{
+            .lr = lr, .codec = codec_names.parse(codec), .step = step, .stage_rank = stage_rank};
         return push_rows(self, table, keys, grads, options, timeout_s);
       },
-      "table"_a, "keys"_a, "grads"_a, nb::kw_only(), "lr"_a, "codec"_a = "fp32", "step"_a = 0, "timeout_s"_a);
+      "table"_a, "keys"_a, "grads"_a, nb::kw_only(), "lr"_a, "codec"_a = "fp32", "step"_a = 0,
+      "stage_rank"_a = -1, "timeout_s"_a);
   c.def(
       "assign",
       [](const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& values, double timeout_s) {
@@ -303,11 +252,13 @@ void bind_tensors(nb::class_<PyClient>& c) {
   c.def(
       "push_tensor",
       [](const PyClientPtr& self, uint32_t tensor, const Floats& grad, float lr, const std::string& codec,
-         uint64_t step, double timeout_s) {
-        const PushOptions options{.lr = lr, .codec = codec_names.parse(codec), .step = step};
+         uint64_t step, int64_t stage_rank, double timeout_s) {
+        const PushOptions options{
+            .lr = lr, .codec = codec_names.parse(codec), .step = step, .stage_rank = stage_rank};
         return push_dense(self, tensor, grad, options, timeout_s);
       },
-      "tensor"_a, "grad"_a, nb::kw_only(), "lr"_a, "codec"_a = "fp32", "step"_a = 0, "timeout_s"_a);
+      "tensor"_a, "grad"_a, nb::kw_only(), "lr"_a, "codec"_a = "fp32", "step"_a = 0, "stage_rank"_a = -1,
+      "timeout_s"_a);
   for (const auto& [name, mode] :
        {std::pair{"init_tensor", PushMode::init_once}, std::pair{"assign_tensor", PushMode::assign}}) {
     c.def(
@@ -342,6 +293,8 @@ void bind_store(nb::module_& m) {
         return std::make_shared<PyClient>(make_embedded_client(shards, threads));
       },
       nb::kw_only(), "shards"_a = 64, "threads"_a = 0);
+  client.def("fork",
+             [](const PyClientPtr& self) { return std::make_shared<PyClient>(take(self->use().fork())); });
   client.def_static("connect", &connect, nb::kw_only(), "client_id"_a, "incarnation"_a, "token"_a,
                     "servers"_a, "placement"_a, "terms"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a);
   client.def(
@@ -353,6 +306,7 @@ void bind_store(nb::module_& m) {
       "spec"_a, "timeout_s"_a);
   bind_rows(client);
   bind_tensors(client);
+  bind_sync(client);
   client.def(
       "table_stats",
       [](const PyClientPtr& self, uint32_t table, double timeout_s) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cassert>
+#include <condition_variable>
 #include <functional>
 #include <mutex>
 
@@ -12,6 +13,7 @@
 #include "serve/request_builder.h"
 #include "serve/split.h"
 #include "serve/store_client.h"
+#include "serve/sync_desk.h"
 
 namespace shoal {
 namespace {
@@ -22,10 +24,31 @@ constexpr size_t kMergedKept = 16;
 
 Status out_of_memory() { return {Code::internal, "out of memory for a push"}; }
 
+// What forked clients have in common.
+struct SharedStore {
+  SharedStore(uint32_t shards, size_t threads) : store(shards), crew(threads - 1) {}
+
+  Store store;
+  WorkCrew crew;
+  SyncDesk sync;
+  std::mutex mutex;                  // guards answers of the sync shard until they are done
+  std::condition_variable answered;  // a sync operation is done, or a client closed
+};
+
 class EmbeddedClient : public StoreClient {
  public:
-  EmbeddedClient(uint32_t shards, size_t threads)
-      : store_(shards), crew_(threads - 1), arena_(make_heap_arena(kWarmBytes)) {}
+  explicit EmbeddedClient(std::shared_ptr<SharedStore> shared)
+      : shared_(std::move(shared)),
+        store_(shared_->store),
+        crew_(shared_->crew),
+        arena_(make_heap_arena(kWarmBytes)) {}
+
+  Result<std::unique_ptr<StoreClient>> fork() override {
+    if (closed_) return closed_status();
+    return std::unique_ptr<StoreClient>(std::make_unique<EmbeddedClient>(shared_));
+  }
+
+  Result<StoreFigures> store_figures(Deadline) override { return store_.figures(); }
 
   Status declare(const TableSpec& spec, Deadline) override {
     return closed_ ? closed_status() : store_.declare(spec);
@@ -45,16 +68,39 @@ class EmbeddedClient : public StoreClient {
     return closed_ ? Result<ScanPage>(closed_status()) : store_.shard(shard).scan(table, cursor, rows_max);
   }
 
-  Status wait(const OperationPtr& operation, Deadline) override { return operation->status(); }
+  Status wait(const OperationPtr& operation, Deadline deadline) override {
+    if (operation->done()) return operation->status();
+    std::unique_lock lock(shared_->mutex);
+    shared_->answered.wait_until(lock, deadline, [&] { return operation->done() || closed_; });
+    if (operation->done()) return operation->status();
+    return closed_ ? closed_status() : Status{Code::timeout, operation->what + " was not answered in time"};
+  }
   void leave(const OperationPtr&) override {}
   ClientCounters counters() override { return {.lanes = {"memory"}, .pulls = pulls_, .pushes = pushes_}; }
   uint32_t shards() const override { return store_.shards(); }
-  void close() override { closed_ = true; }
+  void close() override {
+    const std::lock_guard lock(shared_->mutex);
+    closed_ = true;
+    shared_->answered.notify_all();
+  }
 
  private:
   Result<SpecPtr> lookup(uint32_t table) override {
     return closed_ ? Result<SpecPtr>(closed_status()) : store_.table(table);
   }
+
+  Status send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline) override {
+    if (closed_) return closed_status();
+    shared_->sync.ask(operation->request, [operation, shared = shared_.get()](const SyncReply& reply) {
+      const std::lock_guard lock(shared->mutex);
+      operation->reply = reply;
+      operation->finish(reply.status);
+      shared->answered.notify_all();
+    });
+    return {};
+  }
+  Status commit(const Commit& commit, Deadline) override { return store_.commit(commit, crew_); }
+  Result<double> norm(const Commit& commit, Deadline) override { return store_.norm(commit, crew_); }
 
   std::shared_ptr<Block> allocate_rows(size_t bytes) override { return arena_->allocate(bytes); }
 
@@ -119,7 +165,7 @@ class EmbeddedClient : public StoreClient {
                     PushPart part{.table = spec.id, .term = 1, .mode = options.mode, .lr = options.lr};
                     part.keys = {&piece, 1};
                     part.values = std::as_bytes(values.subspan(i * kPieceFloats, spec.floats(piece)));
-                    return shard_of(spec, piece).push(nullptr, {&part, 1}, options.step).status;
+                    return put(shard_of(spec, piece), part, options);
                   }));
   }
 
@@ -151,7 +197,12 @@ class EmbeddedClient : public StoreClient {
     PushPart part{.table = spec.id, .term = 1, .mode = options.mode, .lr = options.lr};
     part.keys = merged->keys;
     part.values = std::as_bytes(std::span(merged->rows, merged->keys.size() * spec.dim));
-    return store_.shard(shard).push(nullptr, {&part, 1}, options.step).status;
+    return put(store_.shard(shard), part, options);
+  }
+
+  static Status put(Shard& shard, const PushPart& part, const PushOptions& options) {
+    if (options.stage_rank < 0) return shard.push(nullptr, {&part, 1}, options.step).status;
+    return shard.stage(nullptr, {&part, 1}, static_cast<uint32_t>(options.stage_rank), options.step).status;
   }
 
   static Result<OperationPtr> finish(const OperationPtr& operation, Status status) {
@@ -193,8 +244,9 @@ class EmbeddedClient : public StoreClient {
     return each(store_.shards(), if_any, split.begin.back() < kHelpRows);
   }
 
-  Store store_;
-  WorkCrew crew_;
+  const std::shared_ptr<SharedStore> shared_;
+  Store& store_;
+  WorkCrew& crew_;
   const std::shared_ptr<Arena> arena_;
   Pool<Merged> merged_{kMergedKept};
   std::atomic<bool> closed_{false};
@@ -207,7 +259,7 @@ class EmbeddedClient : public StoreClient {
 std::unique_ptr<StoreClient> make_embedded_client(uint32_t shards, size_t threads) {
   assert(shards >= 1 && shards <= kShardsMax);
   const size_t wanted = threads != 0 ? threads : std::clamp<size_t>(usable_cores(), 1, 8);
-  return std::make_unique<EmbeddedClient>(shards, wanted);
+  return std::make_unique<EmbeddedClient>(std::make_shared<SharedStore>(shards, wanted));
 }
 
 }  // namespace shoal

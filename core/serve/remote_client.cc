@@ -38,6 +38,7 @@ RemoteClient::RemoteClient(RemoteOptions options)
       machine_(options_.identity.client, options_.identity.incarnation, options_.servers.size()) {
   for (size_t i = 0; i < options_.servers.size(); ++i) {
     peers_.push_back(std::make_unique<Peer>());
+    everywhere_.push_back(static_cast<uint32_t>(i));
   }
 }
 

@@ -31,6 +31,7 @@ class RemoteClient : public StoreClient {
 
   Status declare(const TableSpec& spec, Deadline deadline) override;
   Result<TableFigures> figures(uint32_t table, Deadline deadline) override;
+  Result<StoreFigures> store_figures(Deadline deadline) override;
   Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
                         Deadline deadline) override;
   Status wait(const OperationPtr& operation, Deadline deadline) override;
@@ -78,6 +79,9 @@ class RemoteClient : public StoreClient {
 
   // remote_requests.cc: what is sent
   Result<SpecPtr> lookup(uint32_t table) override;
+  Status send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline deadline) override;
+  Status commit(const Commit& commit, Deadline deadline) override;
+  Result<double> norm(const Commit& commit, Deadline deadline) override;
   std::shared_ptr<Block> allocate_rows(size_t bytes) override { return builder_.allocate(bytes, any_shm()); }
   Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation,
                                  std::span<const int64_t> keys, Deadline deadline) override;
@@ -86,19 +90,25 @@ class RemoteClient : public StoreClient {
                                  Deadline deadline) override;
   Result<OperationPtr> send_tensor(const OperationPtr& operation, std::span<const float> values,
                                    const PushOptions& options, Deadline deadline) override;
+  template <typename Figures>
+  Result<Figures> sum_figures(uint32_t table, Deadline deadline);
   bool any_shm() const;
   Status send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request, Deadline deadline);
   Status give_up(const OperationPtr& operation, const char* why);
   Result<OperationPtr> sent_whole(const OperationPtr& operation,
                                   const std::function<Result<OperationPtr>()>& send);
-  using OnReply = std::function<Status(const FrameView&)>;
-  Status ask(Kind kind, uint32_t server, const Part* part, std::vector<std::byte> body, OnReply on_reply,
-             Deadline deadline);
+  // One request to each of `servers`, with the same part (may be null) and body.
+  Status send_question(const OperationPtr& operation, Kind kind, std::span<const uint32_t> servers,
+                       const Part* part, std::span<const std::byte> body, Deadline deadline);
+  using OnReply = std::function<Status(const Request&, const FrameView&)>;
+  Status ask(Kind kind, std::span<const uint32_t> servers, const Part* part, std::span<const std::byte> body,
+             OnReply on_reply, Deadline deadline);
 
   const RemoteOptions options_;
   const std::shared_ptr<Arena> shared_arena_;
   const RequestBuilder builder_;
   const int wake_fd_;
+  std::vector<uint32_t> everywhere_;  // all servers
   std::vector<std::unique_ptr<Peer>> peers_;
   Pool<Merger> mergers_{8};
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 #include "serve/remote_client.h"
 
@@ -12,9 +13,9 @@ constexpr size_t kInFlightBytes = size_t{16} << 20;  // per server; stays in the
 
 class AskOperation : public ClientOperation {
  public:
-  std::function<Status(const FrameView&)> handler;
-  Status on_reply(const Request&, const FrameView& frame) override {
-    return handler ? handler(frame) : Status{};
+  std::function<Status(const Request&, const FrameView&)> handler;
+  Status on_reply(const Request& request, const FrameView& frame) override {
+    return handler ? handler(request, frame) : Status{};
   }
 };
 
@@ -33,35 +34,66 @@ bool RemoteClient::any_shm() const {
   return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->shm.load(); });
 }
 
-// One request to one server, waited for.
-Status RemoteClient::ask(Kind kind, uint32_t server, const Part* part, std::vector<std::byte> body,
-                         OnReply on_reply, Deadline deadline) {
-  const auto operation = std::make_shared<AskOperation>();
-  operation->what = "a question to " + options_.servers[server].name();
-  operation->handler = std::move(on_reply);
+Status RemoteClient::send_question(const OperationPtr& operation, Kind kind,
+                                   std::span<const uint32_t> servers, const Part* part,
+                                   std::span<const std::byte> body, Deadline deadline) {
+  const auto block = builder_.allocate(body.size(), false);
+  if (block == nullptr) return {Code::internal, "out of memory for a question"};
+  if (!body.empty()) std::memcpy(block->bytes().data(), body.data(), body.size());
   if (Status status = begin(*operation, false, deadline); !status.ok()) return status;
-  auto request = std::make_shared<Request>();
-  request->operation = operation;
-  request->server = server;
-  request->header.kind = static_cast<uint16_t>(kind);
-  if (part != nullptr) request->parts.push_back(*part);
-  request->blocks.push_back(builder_.allocate(body.size(), false));
-  if (request->blocks[0] == nullptr) return give_up(operation, "out of memory");
-  if (!body.empty()) std::memcpy(request->blocks[0]->bytes().data(), body.data(), body.size());
-  request->body.push_back(request->blocks[0]->bytes().first(body.size()));
-  request->body_bytes = body.size();
-  submit(std::move(request));
-  const Result<OperationPtr> sealed = seal(operation);
-  return wait(*sealed, deadline);
+  for (const uint32_t server : servers) {
+    auto request = std::make_shared<Request>();
+    request->operation = operation;
+    request->server = server;
+    request->header.kind = static_cast<uint16_t>(kind);
+    if (part != nullptr) request->parts.push_back(*part);
+    request->blocks.push_back(block);
+    request->body.push_back(block->bytes().first(body.size()));
+    request->body_bytes = body.size();
+    submit(std::move(request));
+  }
+  return seal(operation).status();
+}
+
+// The same, waited for.
+Status RemoteClient::ask(Kind kind, std::span<const uint32_t> servers, const Part* part,
+                         std::span<const std::byte> body, OnReply on_reply, Deadline deadline) {
+  const auto operation = std::make_shared<AskOperation>();
+  operation->what = "a question to " + options_.servers[servers[0]].name();
+  operation->handler = std::move(on_reply);
+  const Status status = send_question(operation, kind, servers, part, body, deadline);
+  return status.ok() ? wait(operation, deadline) : status;
+}
+
+Status RemoteClient::send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline deadline) {
+  return send_question(operation, Kind::sync, std::span(options_.placement).first(1), nullptr,
+                       encode_sync(operation->request), deadline);
+}
+
+Status RemoteClient::commit(const Commit& commit, Deadline deadline) {
+  std::vector<std::byte> body;
+  encode_commit(commit, body);
+  return ask(Kind::commit, everywhere_, nullptr, body, {}, deadline);
+}
+
+Result<double> RemoteClient::norm(const Commit& commit, Deadline deadline) {
+  // Answers may come after the deadline, when this call is over: what they are written to is shared.
+  const auto norms = std::make_shared<std::vector<double>>(peers_.size());
+  const auto note = [norms](const Request& request, const FrameView& frame) {
+    if (frame.body.size() < sizeof(double)) return misfit();
+    std::memcpy(&(*norms)[request.server], frame.body.data(), sizeof(double));
+    return Status{};
+  };
+  std::vector<std::byte> body;
+  encode_commit(commit, body);
+  if (Status s = ask(Kind::norm, everywhere_, nullptr, body, note, deadline); !s.ok()) return s;
+  return std::accumulate(norms->begin(), norms->end(), 0.0);
 }
 
 Status RemoteClient::declare(const TableSpec& spec, Deadline deadline) {
   if (Status status = check_table(spec); !status.ok()) return status;
-  for (uint32_t i = 0; i < peers_.size(); ++i) {
-    if (Status status = ask(Kind::declare, i, nullptr, encode_table(spec), {}, deadline); !status.ok()) {
-      return status;
-    }
-  }
+  Status status = ask(Kind::declare, everywhere_, nullptr, encode_table(spec), {}, deadline);
+  if (!status.ok()) return status;
   auto shared = std::make_shared<TableSpec>(spec);
   shared->init.salt = mix64(spec.seed ^ hash_name(spec.name));
   const std::lock_guard lock(mutex_);
@@ -69,22 +101,29 @@ Status RemoteClient::declare(const TableSpec& spec, Deadline deadline) {
   return {};
 }
 
-Result<TableFigures> RemoteClient::figures(uint32_t table, Deadline deadline) {
-  // The answer may come after the deadline, when this call is over: what it is written to is shared.
-  const auto sum = std::make_shared<TableFigures>();
+// Sums what all servers say of a table (0: of the store).
+template <typename Figures>
+Result<Figures> RemoteClient::sum_figures(uint32_t table, Deadline deadline) {
+  const auto sum = std::make_shared<Figures>();  // shared with answers that come too late, as above
   Part part;
   part.table = table;
-  for (uint32_t i = 0; i < peers_.size(); ++i) {
-    const auto add = [sum](const FrameView& frame) {
-      TableFigures one;
-      if (frame.body.size() < sizeof one) return misfit();
-      std::memcpy(&one, frame.body.data(), sizeof one);
-      *sum += one;
-      return Status{};
-    };
-    if (Status status = ask(Kind::figures, i, &part, {}, add, deadline); !status.ok()) return status;
-  }
+  const auto add = [sum](const Request&, const FrameView& frame) {
+    Figures one;
+    if (frame.body.size() < sizeof one) return misfit();
+    std::memcpy(&one, frame.body.data(), sizeof one);
+    *sum += one;
+    return Status{};
+  };
+  if (Status s = ask(Kind::figures, everywhere_, &part, {}, add, deadline); !s.ok()) return s;
   return *sum;
+}
+
+Result<TableFigures> RemoteClient::figures(uint32_t table, Deadline deadline) {
+  return sum_figures<TableFigures>(table, deadline);
+}
+
+Result<StoreFigures> RemoteClient::store_figures(Deadline deadline) {
+  return sum_figures<StoreFigures>(0, deadline);
 }
 
 Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
@@ -98,7 +137,7 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
   part.count = static_cast<uint32_t>(std::min<size_t>(rows_max, 65536));
   const auto page = std::make_shared<ScanPage>();  // shared with an answer that comes too late, as above
   const size_t dim = (*spec)->dim;
-  const auto take = [page, dim](const FrameView& frame) {
+  const auto take = [page, dim](const Request&, const FrameView& frame) {
     if (frame.parts.size() != 1) return misfit();
     const Part& reply = frame.parts[0];
     const auto keys = array_in(frame.body, 0, size_t{8} * reply.count);
@@ -113,7 +152,8 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
     page->next = reply.version == 0 ? std::nullopt : std::optional<uint64_t>(reply.version);
     return Status{};
   };
-  if (Status s = ask(Kind::scan, options_.placement[shard], &part, {}, take, deadline); !s.ok()) return s;
+  const auto server = std::span(options_.placement).subspan(shard, 1);
+  if (Status s = ask(Kind::scan, server, &part, {}, take, deadline); !s.ok()) return s;
   return std::move(*page);
 }
 

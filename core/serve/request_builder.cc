@@ -130,6 +130,8 @@ std::shared_ptr<Request> RequestBuilder::push_request(uint32_t shard, std::share
   request->server = placement_[shard];
   request->header.kind = static_cast<uint16_t>(Kind::push);
   request->header.step = options.step;
+  request->header.flags = options.stage_rank < 0 ? kApply : kStage;
+  request->header.rank = static_cast<uint32_t>(std::max<int64_t>(0, options.stage_rank));
   request->blocks.push_back(std::move(block));
   return request;
 }

@@ -41,6 +41,7 @@ class IoThread {
     }
   }
   Poller& poller() { return poller_; }
+  const std::shared_ptr<Mailbox>& mailbox() const { return mail_; }
 
   // From any thread.
   void adopt(std::unique_ptr<ServerConnection> connection) {
@@ -102,6 +103,19 @@ class IoThread {
     }
   }
 
+  // Answers that other threads made ready. Not while events are gone through: one of those that are left
+  // may be of a connection that ends here.
+  void take_mail() {
+    for (const Mailbox::Mail& mail : mail_->take()) {
+      const auto entry = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) {
+        return e.connection->session() == mail.session;
+      });
+      if (entry == entries_.end()) continue;
+      entry->connection->deliver(mail);
+      serve(*entry);
+    }
+  }
+
   // Drops peers that never proved the token; says whether some are still due.
   bool drop_overdue() {
     const auto now = Clock::now();
@@ -146,6 +160,7 @@ class IoThread {
           served = true;
         }
       }
+      take_mail();
       if (served) {
         spin_until = Clock::now() + kSpin;
       }
@@ -173,6 +188,7 @@ class IoThread {
 
   Poller poller_;
   ServerState& state_;
+  const std::shared_ptr<Mailbox> mail_ = std::make_shared<Mailbox>([this] { poller_.wake(); });
   std::thread thread_;
   std::list<Entry> entries_;  // touched by thread_ only
   std::mutex mutex_;
@@ -274,8 +290,9 @@ class EpollServer : public Server {
       }
       auto stream =
           listener.is_unix ? make_unix_stream(std::move(*socket)) : make_tcp_stream(std::move(*socket));
-      io_[next_io_++ % io_.size()]->adopt(
-          std::make_unique<ServerConnection>(state_, std::move(stream), options_.frame_bytes_max));
+      IoThread& io = *io_[next_io_++ % io_.size()];
+      io.adopt(std::make_unique<ServerConnection>(state_, std::move(stream), options_.frame_bytes_max,
+                                                  io.mailbox()));
     }
   }
 

@@ -20,12 +20,12 @@ constexpr auto kHandshakeTime = std::chrono::seconds(5);
 }  // namespace
 
 ServerConnection::ServerConnection(ServerState& server, std::unique_ptr<Stream> stream,
-                                   size_t frame_bytes_max)
+                                   size_t frame_bytes_max, std::shared_ptr<Mailbox> mail)
     : server_(server),
       stream_(std::move(stream)),
       frame_bytes_max_(frame_bytes_max),
       accepted_(Clock::now()),
-      session_(server),
+      session_(server, std::move(mail)),
       reader_(kHandshakeBodyMax) {
   ++server_.counters.connections_open;
 }

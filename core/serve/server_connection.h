@@ -17,7 +17,8 @@ class ServerConnection : private ReplySink {
  public:
   using Clock = std::chrono::steady_clock;
 
-  ServerConnection(ServerState& server, std::unique_ptr<Stream> stream, size_t frame_bytes_max);
+  ServerConnection(ServerState& server, std::unique_ptr<Stream> stream, size_t frame_bytes_max,
+                   std::shared_ptr<Mailbox> mail);
   ~ServerConnection() override;
 
   int fd() const { return stream_->fd(); }
@@ -27,6 +28,9 @@ class ServerConnection : private ReplySink {
   uint32_t wanted_events() const;
   // A peer that has not proved the token by then is dropped.
   bool handshake_overdue(Clock::time_point now) const;
+  uint64_t session() const { return session_.number(); }
+  // Queues a reply that came late; `on_ready` sends it.
+  void deliver(const Mailbox::Mail& mail) { send(mail.header, mail.body); }
   bool proved() const { return session_.proved(); }
 
  private:

@@ -117,7 +117,8 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
                                                 " on the connection of client " + std::to_string(client_)},
                             sink);
   }
-  if (header.flags != 0 || header.round != 0 || header.cut != 0) {
+  const uint32_t flags = header.kind == static_cast<uint16_t>(Kind::push) ? uint32_t{kStage} : 0;
+  if ((header.flags & ~flags) != 0 || header.round != 0 || header.cut != 0) {
     return refuse_and_close(
         {Code::refused, "a frame asks for rounds or cuts, which this server does not know"}, sink);
   }
@@ -132,6 +133,9 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
     case Kind::pull: return pull(frame, sink);
     case Kind::scan: return scan(frame, sink);
     case Kind::figures: return figures(frame, sink);
+    case Kind::sync: return sync(frame, sink);
+    case Kind::commit:
+    case Kind::norm: return commit(frame, sink);
     case Kind::declare: {
       Result<TableSpec> spec = decode_table(frame.body);
       return answer(frame, spec.ok() ? server_.store.declare(std::move(*spec)) : spec.status(), sink);

@@ -1,8 +1,9 @@
 // A server's side of one connection, without I/O: frames in, reply frames out. The epoll driver and the
 // simulator run this same code.
 //
-// Order on a connection: hello, challenge, proof, welcome; then requests, answered in order. Anything
-// else is refused, and a refusal ends this connection only.
+// Order on a connection: hello, challenge, proof, welcome; then requests, answered in order but for
+// those to the sync shard, whose answers may wait for other workers. Anything else is refused, and a refusal
+// ends this connection only.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "base/sha256.h"
 #include "base/work_crew.h"
 #include "net/shm.h"
+#include "serve/sync_desk.h"
 #include "store/store.h"
 #include "wire/frame.h"
 
@@ -69,6 +71,7 @@ class ServerState {
 
   Store store;
   WorkCrew crew;
+  SyncDesk sync;
   const std::vector<std::byte> token;
   ReplyBuffers reply_buffers{kReplyBuffersKept};
 
@@ -98,13 +101,16 @@ class Session {
     close,  // end the connection once what is in the sink was sent
   };
 
-  explicit Session(ServerState& server) : server_(server), number_(server.next_session()) {}
+  // `mail` takes the answers to sync requests, which may come when another session is served.
+  explicit Session(ServerState& server, std::shared_ptr<Mailbox> mail = nullptr)
+      : server_(server), mail_(std::move(mail)), number_(server.next_session()) {}
 
   // `descriptors`: file descriptors that came with the stream; taken from the front by `segment` frames.
   Outcome on_frame(const FrameView& frame, ReplySink& sink, std::vector<int>& descriptors);
   // Answers bytes that are no frame; the connection is then closed.
   void refuse(const Status& why, ReplySink& sink);
 
+  uint64_t number() const { return number_; }
   bool proved() const { return phase_ == Phase::open; }
 
  private:
@@ -130,6 +136,8 @@ class Session {
   void send_pieces(const FrameView& frame, const std::vector<PullPiece>& pieces, ReplySink& sink);
   Outcome pull_into_segments(const FrameView& frame, ReplySink& sink);
   Outcome scan(const FrameView& frame, ReplySink& sink);
+  Outcome commit(const FrameView& frame, ReplySink& sink);
+  Outcome sync(const FrameView& frame, ReplySink& sink);
   Outcome figures(const FrameView& frame, ReplySink& sink);
 
   Status check_push(const FrameView& frame, std::vector<PushPart>& parts,
@@ -142,6 +150,7 @@ class Session {
                               const std::function<const Part&(size_t)>& request, ReplySink& sink);
 
   ServerState& server_;
+  const std::shared_ptr<Mailbox> mail_;
   const uint64_t number_;
   Phase phase_ = Phase::hello;
   uint64_t client_ = 0;

@@ -159,8 +159,11 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   std::vector<Ack> acks(groups.size());
   const auto apply = [&](size_t g) {
     const auto [first, last] = groups[g];
-    acks[g] = server_.store.shard(frame.parts[first].shard)
-                  .push(&identity, std::span(parts).subspan(first, last - first), frame.header.step);
+    Shard& shard = server_.store.shard(frame.parts[first].shard);
+    const auto mine = std::span(parts).subspan(first, last - first);
+    acks[g] = (frame.header.flags & kStage) != 0
+                  ? shard.stage(&identity, mine, frame.header.rank, frame.header.step)
+                  : shard.push(&identity, mine, frame.header.step);
   };
   server_.crew.run(groups.size(), apply, rows < kHelpRows);
   server_.counters.pushes += 1;
@@ -331,7 +334,40 @@ Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
   return Outcome::done;
 }
 
+Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
+  Commit commit;
+  std::span<const std::byte> body = frame.body;
+  if (!decode_commit(body, commit)) return answer(frame, {Code::refused, "these bytes are no commit"}, sink);
+  if (frame.header.kind == static_cast<uint16_t>(Kind::commit)) {
+    return answer(frame, server_.store.commit(commit, server_.crew), sink);
+  }
+  const double norm = server_.store.norm(commit, server_.crew);
+  sink.send(reply_header(frame), std::as_bytes(std::span(&norm, 1)));
+  return Outcome::done;
+}
+
+Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
+  std::optional<SyncRequest> request = decode_sync(frame.body);
+  if (!request || mail_ == nullptr) {
+    return answer(frame, {Code::refused, "these bytes are no sync request"}, sink);
+  }
+  request->client = client_;
+  request->incarnation = incarnation_;
+  server_.sync.ask(
+      *request, [mail = mail_, session = number_, header = frame.header](const SyncReply& reply) {
+        const auto text = std::as_bytes(std::span(reply.status.message()));
+        mail->post({session, reply_header({header, {}, {}}, reply.status),
+                    reply.status.ok() ? encode_sync_reply(reply) : std::vector(text.begin(), text.end())});
+      });
+  return Outcome::done;
+}
+
 Session::Outcome Session::figures(const FrameView& frame, ReplySink& sink) {
+  if (frame.parts.size() == 1 && frame.parts[0].table == 0) {
+    const StoreFigures all = server_.store.figures();
+    sink.send(reply_header(frame), std::as_bytes(std::span(&all, 1)));
+    return Outcome::done;
+  }
   TableFigures sum;
   if (frame.parts.size() != 1 || server_.store.table(frame.parts[0].table) == nullptr)
     return answer(frame, {Code::unknown_table, "figures were asked for a table that was not declared"}, sink);

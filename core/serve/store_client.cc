@@ -1,12 +1,14 @@
 // What all clients share: the checks that stand before every request.
 #include "serve/store_client.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <numeric>
 #include <string>
 
 #include "serve/request_builder.h"
+#include "store/sync_shard.h"
 
 namespace shoal {
 namespace {
@@ -142,6 +144,67 @@ Result<StoreClient::OperationPtr> StoreClient::push_tensor(uint32_t tensor, std:
   const FiniteCheck finite = check_finite(operation->what, {}, values.data(), values.size(), options.wire());
   if (!finite.status.ok()) return finite.status;
   return send_tensor(operation, values, options, deadline);
+}
+
+Status SyncOperation::on_reply(const Request&, const FrameView& frame) {
+  std::optional<SyncReply> decoded = decode_sync_reply(frame.body);
+  if (!decoded) return {Code::internal, what + ": a server's answer does not fit what it was asked"};
+  reply = std::move(*decoded);
+  return {};
+}
+
+Result<std::shared_ptr<SyncOperation>> StoreClient::sync(SyncRequest request, Deadline deadline) {
+  const auto operation = std::make_shared<SyncOperation>();
+  request.applied = applied_;
+  operation->what = "rank " + std::to_string(request.rank) + " in step " + std::to_string(request.step);
+  operation->request = std::move(request);
+  if (Status status = send_sync(operation, deadline); !status.ok()) return status;
+  return operation;
+}
+
+Result<double> StoreClient::carry(const SyncReply& reply, Deadline deadline) {
+  double total = 0.0;
+  for (Commit next : reply.commits) {
+    if (next.seq <= applied_) continue;
+    total = 0.0;
+    if (next.clip > 0.0f) {
+      const Result<double> squared = norm(next, deadline);
+      if (!squared.ok()) return squared.status();
+      // NaN: a later commit is done already, so this one is, everywhere.
+      total = std::isnan(*squared) ? 0.0 : std::sqrt(*squared);
+      next.scale = static_cast<float>(std::min(1.0, double{next.clip} / (total + 1e-6)));
+    }
+    if (Status status = commit(next, deadline); !status.ok()) return status;
+    uint64_t before = applied_;
+    while (before < next.seq && !applied_.compare_exchange_weak(before, next.seq)) {
+    }
+  }
+  return total;
+}
+
+Status StoreClient::late_sync(const SyncOperation& operation) {
+  std::string text = operation.what + " is waiting";
+  SyncRequest question;
+  question.rank = operation.request.rank;
+  const Deadline soon = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  const auto state = sync(question, soon);
+  if (!state.ok() || !wait(*state, soon).ok()) return {Code::timeout, text + " for the sync shard's server"};
+  const std::vector<uint64_t>& numbers = (*state)->reply.numbers;
+  const char* between = " for rank ";
+  for (size_t i = 1; i + 2 < numbers.size(); i += 3) {
+    const auto phase = static_cast<SyncShard::Phase>(numbers[i + 1]);
+    if (phase != SyncShard::Phase::working && phase != SyncShard::Phase::absent) continue;
+    text +=
+        between + std::to_string((i - 1) / 3) +
+        (phase == SyncShard::Phase::absent ? " (not here yet" : " (in step " + std::to_string(numbers[i])) +
+        ", since " + std::to_string(numbers[i + 2] / 1000) + " s)";
+    between = ", rank ";
+  }
+  return {Code::timeout, text + "; ask again to go on waiting"};
+}
+
+Result<std::unique_ptr<StoreClient>> StoreClient::fork() {
+  return Status{Code::bad_input, "only a client of an embedded store can be forked: connect another one"};
 }
 
 }  // namespace shoal

@@ -4,6 +4,7 @@
 // the operation is done. Every wait has a deadline, and its error says who was waited for.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "serve/client_machine.h"
 #include "serve/link.h"
 #include "store/store.h"
+#include "store/sync_message.h"
 
 namespace shoal {
 
@@ -34,6 +36,15 @@ class ClientOperation : public Operation {
   std::shared_ptr<void> keep;  // whatever must outlive the operation, such as the owner of `out`
 };
 
+// A question to the sync shard.
+class SyncOperation : public ClientOperation {
+ public:
+  SyncRequest request;
+  SyncReply reply;
+
+  Status on_reply(const Request& request, const FrameView& frame) override;
+};
+
 // The caller's memory for pulled rows, and what keeps it alive. Without data: the operation's own.
 struct OutMemory {
   std::span<float> floats = {};
@@ -45,6 +56,7 @@ struct PushOptions {
   PushMode mode = PushMode::update;
   Codec codec = Codec::fp32;
   uint64_t step = 0;
+  int64_t stage_rank = -1;  // >= 0: kept for the commit that names (stage_rank, step)
 
   Codec wire() const { return mode == PushMode::update ? codec : Codec::fp32; }
 };
@@ -76,6 +88,17 @@ class StoreClient {
   Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values, const PushOptions& options,
                                    Deadline deadline);
 
+  // Asks the sync shard; the operation is done when it has answered, which may take other workers' steps.
+  Result<std::shared_ptr<SyncOperation>> sync(SyncRequest request, Deadline deadline);
+  // Takes the commits that came with an answer to every server, and gives the norm of the last one's sum
+  // (0 where it is not clipped). A commit is applied once, whoever else carries it.
+  Result<double> carry(const SyncReply& reply, Deadline deadline);
+  // What to say of a question that was not answered in time: who is waited for, since when.
+  Status late_sync(const SyncOperation& operation);
+  virtual Result<StoreFigures> store_figures(Deadline deadline) = 0;
+  // Another client of the same store, for a thread that is a worker of its own. Embedded stores only.
+  virtual Result<std::unique_ptr<StoreClient>> fork();
+
   virtual Result<TableFigures> figures(uint32_t table, Deadline deadline) = 0;
   virtual Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
                                 Deadline deadline) = 0;
@@ -99,6 +122,9 @@ class StoreClient {
  private:
   // What stands behind the checks that all clients share.
   virtual Result<SpecPtr> lookup(uint32_t table) = 0;  // null: not declared
+  virtual Status send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline deadline) = 0;
+  virtual Status commit(const Commit& commit, Deadline deadline) = 0;  // on every server
+  virtual Result<double> norm(const Commit& commit, Deadline deadline) = 0;
   virtual std::shared_ptr<Block> allocate_rows(size_t bytes) = 0;
   // `keys` of a tensor are the numbers of all its pieces.
   virtual Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation,
@@ -112,6 +138,8 @@ class StoreClient {
 
   Result<OperationPtr> pull_rows(const char* verb, const SpecPtr& spec, std::span<const int64_t> keys,
                                  size_t rows, Codec codec, const OutMemory& out, Deadline deadline);
+
+  std::atomic<uint64_t> applied_{0};  // commits up to here are done on every server
 };
 
 struct RemoteOptions {

@@ -1,7 +1,9 @@
 #include "store/shard.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cassert>
 #include <cmath>
 
 namespace shoal {
@@ -111,29 +113,37 @@ bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
   return true;
 }
 
+// Whether the push is to be heard; otherwise `ack` says why not.
+bool Shard::is_fresh(const PushIdentity& identity, Ack& ack) const {
+  const Dedupe::Answer answer = dedupe_.check(identity);
+  switch (answer.verdict) {
+    case Dedupe::Verdict::duplicate:
+      ack.duplicate = true;
+      ack.version = answer.version != 0 ? answer.version : version_;
+      return false;
+    case Dedupe::Verdict::fenced:
+      ack.status = {Code::fenced, "incarnation " + std::to_string(identity.incarnation) + " of client " +
+                                      std::to_string(identity.client) +
+                                      " is fenced: a newer one of the same name has connected"};
+      return false;
+    case Dedupe::Verdict::outside_window:
+      ack.status = {Code::refused, "push " + std::to_string(identity.seq) + " of client " +
+                                       std::to_string(identity.client) + " is outside the window of " +
+                                       std::to_string(kOpenPushesMax) + " open pushes"};
+      return false;
+    case Dedupe::Verdict::fresh: break;
+  }
+  return true;
+}
+
+Status Shard::out_of_memory() const {
+  return {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
+}
+
 Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step) {
   const std::lock_guard lock(mutex_);
   Ack ack{.status = {}, .term = term_, .version = version_};
-  if (identity != nullptr) {
-    const Dedupe::Answer answer = dedupe_.check(*identity);
-    switch (answer.verdict) {
-      case Dedupe::Verdict::duplicate:
-        ack.duplicate = true;
-        ack.version = answer.version != 0 ? answer.version : version_;
-        return ack;
-      case Dedupe::Verdict::fenced:
-        ack.status = {Code::fenced, "incarnation " + std::to_string(identity->incarnation) + " of client " +
-                                        std::to_string(identity->client) +
-                                        " is fenced: a newer one of the same name has connected"};
-        return ack;
-      case Dedupe::Verdict::outside_window:
-        ack.status = {Code::refused, "push " + std::to_string(identity->seq) + " of client " +
-                                         std::to_string(identity->client) + " is outside the window of " +
-                                         std::to_string(kOpenPushesMax) + " open pushes"};
-        return ack;
-      case Dedupe::Verdict::fresh: break;
-    }
-  }
+  if (identity != nullptr && !is_fresh(*identity, ack)) return ack;
   for (const PushPart& part : parts) {
     if (ack.status = check(part); !ack.status.ok()) return ack;
   }
@@ -142,7 +152,7 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
                            [&](const PushPart& part) { return prepare(part, parts.size() == 1); });
   for (const PushPart& part : parts) whole = whole && apply(part, version_ + 1, step);
   if (!whole) {
-    ack.status = {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
+    ack.status = out_of_memory();
     return ack;
   }
   ack.version = ++version_;
@@ -153,6 +163,85 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
     if (auto* table = std::get_if<TableRows>(&entry.rows)) table->trim();
   }
   return ack;
+}
+
+Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank,
+                 uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  Ack ack{.status = {}, .term = term_, .version = version_};
+  if (identity != nullptr && !is_fresh(*identity, ack)) return ack;
+  for (const PushPart& part : parts) {
+    ack.status = part.mode == PushMode::update ? check(part) : Status{Code::refused, "only gradients wait"};
+    if (!ack.status.ok()) return ack;
+  }
+  if (identity != nullptr) dedupe_.make_room(*identity);
+  const auto spec = [&](uint32_t table) -> const TableSpec& { return spec_of(find(table)->rows); };
+  ack.status = staging_.add(identity, rank, step, parts, spec);
+  if (ack.status.ok() && identity != nullptr) dedupe_.record(*identity, version_);
+  return ack;
+}
+
+bool Shard::apply(const Staging::Sum& sum, uint64_t step) {
+  Entry& entry = *find(sum.table);
+  const float lr = std::isnan(sum.lr) ? spec_of(entry.rows).optimizer.lr : sum.lr;
+  ++entry.pushes;
+  if (auto* table = std::get_if<TableRows>(&entry.rows)) {
+    const auto* rows = reinterpret_cast<const std::byte*>(sum.rows);
+    return table->push(sum.keys, Codec::fp32, rows, lr, version_, step);
+  }
+  auto& pieces = std::get<DensePieces>(entry.rows);
+  for (size_t i = 0; i < sum.keys.size(); ++i) {
+    const auto* row = reinterpret_cast<const std::byte*>(sum.rows + i * sum.stride);
+    if (!pieces.push(sum.keys[i], Codec::fp32, row, lr, version_)) return false;
+  }
+  return true;
+}
+
+Ack Shard::commit(const Commit& commit) {
+  const std::lock_guard lock(mutex_);
+  Ack ack{.status = {}, .term = term_, .version = version_, .duplicate = commit.seq <= committed_};
+  if (ack.duplicate) return ack;
+  if (commit.seq != committed_ + 1) {
+    ack.status = {Code::refused, "commit " + std::to_string(commit.seq) + " came to shard " +
+                                     std::to_string(number_) + ", which is at " + std::to_string(committed_)};
+    return ack;
+  }
+  std::vector<Staging::Sum>& sums = staging_.sums(commit);
+  for (const Staging::Sum& sum : sums) {
+    if (!prepare({.table = sum.table, .keys = sum.keys}, false)) {
+      ack.status = out_of_memory();
+      return ack;
+    }
+  }
+  if (!sums.empty()) ack.version = ++version_;
+  const uint64_t step = commit.entries.empty() ? 0 : commit.entries.back().step;
+  for (Staging::Sum& sum : sums) {
+    const size_t floats = sum.keys.size() * sum.stride;
+    for (size_t i = 0; i < floats && commit.scale != 1.0f; ++i) sum.rows[i] *= commit.scale;
+    if (!std::isnan(commit.lr)) sum.lr = commit.lr;
+    [[maybe_unused]] const bool applied = apply(sum, step);
+    assert(applied);  // all that can fail was prepared
+  }
+  staging_.finish(commit);
+  committed_ = commit.seq;
+  return ack;
+}
+
+double Shard::norm(const Commit& commit) {
+  const std::lock_guard lock(mutex_);
+  if (commit.seq == normed_) return norm_;
+  if (commit.seq <= committed_) return NAN;
+  constexpr size_t kLanes = 16;  // a fixed tree: the same bits on every kind of CPU
+  std::array<double, kLanes> lanes{};
+  for (const Staging::Sum& sum : staging_.sums(commit)) {
+    const size_t floats = sum.keys.size() * sum.stride;
+    for (size_t i = 0; i < floats; ++i) lanes[i % kLanes] += double{sum.rows[i]} * double{sum.rows[i]};
+  }
+  for (size_t half = kLanes / 2; half > 0; half /= 2) {
+    for (size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  normed_ = commit.seq;
+  return norm_ = lanes[0];
 }
 
 Ack Shard::pull(const PullPart& part, const PullTarget& target) {

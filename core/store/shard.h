@@ -21,22 +21,11 @@
 #include "base/status.h"
 #include "store/dedupe.h"
 #include "store/dense_pieces.h"
+#include "store/push_part.h"
+#include "store/staging.h"
 #include "store/table_rows.h"
 
 namespace shoal {
-
-enum class PushMode : uint8_t { update = 0, assign = 1, init_once = 2 };
-
-// The rows of one table within a push to one shard. For a dense tensor keys are piece numbers.
-struct PushPart {
-  uint32_t table = 0;
-  uint32_t term = 0;
-  PushMode mode = PushMode::update;
-  Codec codec = Codec::fp32;
-  float lr = 0.0f;  // NaN: the table's own
-  std::span<const int64_t> keys = {};
-  std::span<const std::byte> values = {};  // one encoded row per key
-};
 
 struct PullPart {
   uint32_t table = 0;
@@ -64,7 +53,8 @@ struct TableFigures {
 
 class Shard {
  public:
-  explicit Shard(uint32_t number) : number_(number) {}
+  explicit Shard(uint32_t number, std::shared_ptr<StagedBudget> budget = std::make_shared<StagedBudget>())
+      : number_(number), staging_(std::move(budget)) {}
 
   // Makes a table known, or brings its hyper-parameters up to date.
   Status declare(const std::shared_ptr<const TableSpec>& spec);
@@ -74,6 +64,13 @@ class Shard {
 
   // Applies all parts as one update. `identity` null: no retries are possible (the embedded store).
   Ack push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step);
+
+  // Keeps all parts for the commit that will name (rank, step); the dedupe record is written with them.
+  Ack stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank, uint64_t step);
+  // Sums what the commit names, in its order, and steps each key once; the next one in turn, or a duplicate.
+  Ack commit(const Commit& commit);
+  // The squared norm of this shard's part of the commit's sum; NaN for a commit done before the last one.
+  double norm(const Commit& commit);
 
   // Writes the rows to `target`, which has room for all of them.
   Ack pull(const PullPart& part, const PullTarget& target);
@@ -90,11 +87,14 @@ class Shard {
     uint64_t pulls = 0;
   };
 
+  bool is_fresh(const PushIdentity& identity, Ack& ack) const;
   Status check(const PushPart& part);
   bool prepare(const PushPart& part, bool only_part);
   bool apply(const PushPart& part, uint64_t version, uint64_t step);
+  bool apply(const Staging::Sum& sum, uint64_t step);
   Entry* find(uint32_t table);
   Status unknown(uint32_t table) const;
+  Status out_of_memory() const;
 
   const uint32_t number_;
   std::atomic<uint32_t> term_{1};
@@ -103,6 +103,10 @@ class Shard {
   // Guarded by mutex_:
   uint64_t version_ = 0;
   Dedupe dedupe_;
+  Staging staging_;
+  uint64_t committed_ = 0;  // seq of the last commit
+  uint64_t normed_ = 0;     // the commit that norm_ is of
+  double norm_ = 0.0;
   std::unordered_map<uint32_t, Entry> tables_;
 };
 

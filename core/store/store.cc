@@ -2,8 +2,14 @@
 
 #include <cassert>
 #include <mutex>
+#include <numeric>
 
 namespace shoal {
+namespace {
+
+constexpr size_t kHelpBytes = 512 * 1024;  // below, a commit is over before a helper is awake
+
+}  // namespace
 
 uint32_t shard_of_key(const TableSpec& spec, int64_t key, uint32_t shards) {
   if (spec.dense) {
@@ -21,10 +27,18 @@ uint32_t shard_of_key(const TableSpec& spec, int64_t key, uint32_t shards) {
   return shard_of_hash(mix64(static_cast<uint64_t>(key)), shards);
 }
 
+StoreFigures& StoreFigures::operator+=(const StoreFigures& other) {
+  staged_bytes += other.staged_bytes;
+  stale_count += other.stale_count;
+  stale_sum += other.stale_sum;
+  stale_max = std::max(stale_max, other.stale_max);
+  return *this;
+}
+
 Store::Store(uint32_t shards) {
   assert(shards >= 1 && shards <= kShardsMax);
   shards_.reserve(shards);
-  for (uint32_t i = 0; i < shards; ++i) shards_.push_back(std::make_unique<Shard>(i));
+  for (uint32_t i = 0; i < shards; ++i) shards_.push_back(std::make_unique<Shard>(i, budget_));
 }
 
 Status Store::declare(TableSpec spec) {
@@ -51,6 +65,27 @@ std::shared_ptr<const TableSpec> Store::table(uint32_t id) const {
   const std::shared_lock lock(mutex_);
   const auto it = tables_.find(id);
   return it == tables_.end() ? nullptr : it->second;
+}
+
+// Workers carry the same commit at the same time: each goes through all shards, so whoever is through knows
+// that all are done.
+Status Store::commit(const Commit& commit, WorkCrew& crew) {
+  if (commit.seq <= committed_) return {};
+  std::vector<Ack> acks(shards_.size());
+  crew.run(acks.size(), [&](size_t i) { acks[i] = shards_[i]->commit(commit); }, budget_->used < kHelpBytes);
+  for (Ack& ack : acks) {
+    if (!ack.status.ok()) return std::move(ack.status);
+  }
+  uint64_t before = committed_;
+  while (before < commit.seq && !committed_.compare_exchange_weak(before, commit.seq)) {
+  }
+  return {};
+}
+
+double Store::norm(const Commit& commit, WorkCrew& crew) {
+  std::vector<double> norms(shards_.size());
+  crew.run(norms.size(), [&](size_t i) { norms[i] = shards_[i]->norm(commit); }, budget_->used < kHelpBytes);
+  return std::accumulate(norms.begin(), norms.end(), 0.0);
 }
 
 void Store::fence(uint64_t client, uint32_t incarnation) {

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/work_crew.h"
 #include "store/shard.h"
 
 namespace shoal {
@@ -21,6 +22,16 @@ inline uint32_t shard_of_hash(uint64_t hash, uint32_t shards) {
 }
 uint32_t shard_of_key(const TableSpec& spec, int64_t key, uint32_t shards);
 
+// What is counted over all shards, whatever the table.
+struct StoreFigures {
+  uint64_t staged_bytes = 0;
+  uint64_t stale_count = 0;  // pushes that told which version they were made from
+  uint64_t stale_sum = 0;
+  uint64_t stale_max = 0;
+
+  StoreFigures& operator+=(const StoreFigures& other);
+};
+
 class Store {
  public:
   explicit Store(uint32_t shards);
@@ -31,12 +42,20 @@ class Store {
   // Makes a table known to every shard; a second time brings its hyper-parameters up to date.
   Status declare(TableSpec spec);
   std::shared_ptr<const TableSpec> table(uint32_t id) const;  // null: not declared
+  // Applies a commit on every shard; a commit that is done already costs nothing.
+  Status commit(const Commit& commit, WorkCrew& crew);
+  // Over all shards, in their order; NaN for a commit that was done before the last one.
+  double norm(const Commit& commit, WorkCrew& crew);
+  StoreFigures figures() const { return {.staged_bytes = budget_->used}; }
+
   void fence(uint64_t client, uint32_t incarnation);
   // The client has ended in good order and nothing of it is under way: its dedupe records go.
   void forget(uint64_t client, uint32_t incarnation);
 
  private:
+  const std::shared_ptr<StagedBudget> budget_ = std::make_shared<StagedBudget>();
   std::vector<std::unique_ptr<Shard>> shards_;
+  std::atomic<uint64_t> committed_{0};  // done on every shard up to here
   mutable std::shared_mutex mutex_;
   std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;  // guarded by mutex_
 };

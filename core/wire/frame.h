@@ -39,6 +39,9 @@ enum class Kind : uint16_t {
   goodbye = 19,       // this client sends no more: forget it. Not answered
   segment = 20,       // a shared-memory descriptor travels with the first byte. Not answered
   segment_gone = 21,  // the client has let go of the segment `request`: unmap it. Not answered
+  sync = 22,          // a question to the sync shard; the answer may wait for other workers
+  commit = 23,        // body: the commit that every shard of this server is to apply
+  norm = 24,          // body: a commit. Answered with the squared norm of this server's part of its sum
   reply = 32,         // to any of the above; `request` names which
 };
 
@@ -66,7 +69,7 @@ struct Header {
   uint32_t part_count = 0;
   uint16_t code = 0;  // replies: shoal::Code; the body is its message where not ok
   uint16_t last = 0;  // replies: 1 on the last frame that answers the request
-  uint32_t reserved0 = 0;
+  uint32_t rank = 0;  // staged pushes: of the worker
   uint64_t reserved[3] = {};
   uint32_t reserved1 = 0;
   uint32_t checksum = 0;  // CRC-32C of header (this field 0) and parts

@@ -75,6 +75,8 @@ class Client:
 
     @staticmethod
     def embedded(*, shards: int = 64, threads: int = 0) -> Client: ...
+    # Another client of the same embedded store, for a thread that is a worker of its own.
+    def fork(self) -> Client: ...
     # Connects to all servers, proves the token, fences older incarnations; raises CoreError naming the
     # server that does not answer within timeout_s. lane: "auto", "shm", "unix", "tcp".
     @staticmethod
@@ -112,6 +114,7 @@ class Client:
         lr: float,
         codec: str = "fp32",
         step: int = 0,
+        stage_rank: int = -1,  # >= 0: kept for the commit that names (stage_rank, step), not applied now
         timeout_s: float,
     ) -> Ticket: ...
     def assign(
@@ -128,11 +131,57 @@ class Client:
         lr: float,
         codec: str = "fp32",
         step: int = 0,
+        stage_rank: int = -1,  # >= 0: kept for the commit that names (stage_rank, step), not applied now
         timeout_s: float,
     ) -> Ticket: ...
     # Writes the first value once: a tensor that is born already keeps what it has.
     def init_tensor(self, tensor: int, value: NDArray[np.float32], *, timeout_s: float) -> Ticket: ...
     def assign_tensor(self, tensor: int, value: NDArray[np.float32], *, timeout_s: float) -> Ticket: ...
+    # The job's sync, kept beside shard 0. The first caller defines it, later ones must agree (mismatch); a
+    # job that all have left gives way to the next. take: "each" (nothing is staged; slack = steps ahead of
+    # the slowest, -1 = any), "round" (closed by ceil(quorum * workers present)), "count" (every `count`
+    # contributions make an update). Returns the step to start with, and waits until it may be started.
+    def sync_open(
+        self,
+        *,
+        rank: int,
+        workers: int,
+        take: str,
+        quorum: float = 1.0,
+        count: int = 1,
+        slack: int = -1,
+        timeout_s: float,
+    ) -> int: ...
+    # "I finished `step`, all my pushes are acknowledged; may I start the next?" Blocks until the policy says
+    # so; before it returns every commit so far is applied on every server. weight: samples, 0 = abstains.
+    # lr NaN: as each push was staged with. clip: largest norm of the round's mean gradient, 0 = any.
+    # units: (epoch, unit) done in this step. Returns step (to work on next), commit (seq of the last one),
+    # dropped (this contribution came too late), norm (of the sum where clip > 0, else 0.0), waited_s.
+    # CoreError(timeout) names the ranks waited for; calling again goes on waiting.
+    def advance(
+        self,
+        *,
+        rank: int,
+        step: int,
+        weight: float,
+        lr: float = ...,
+        clip: float = 0.0,
+        units: Sequence[tuple[int, int]] = ...,
+        timeout_s: float,
+    ) -> dict[str, Any]: ...
+    # clocks (by rank), closed, dropped, staged_bytes, waiting {rank: seconds}, staleness {count, sum, max}.
+    def sync_state(self, timeout_s: float) -> dict[str, Any]: ...
+    # The pass `epoch` has so many units; idempotent, another number is a mismatch.
+    def ledger_open(self, *, epoch: int, units: int, timeout_s: float) -> None: ...
+    # Up to `want` units as (begin, end) ranges; [] = nothing left to hand out now.
+    def lease(self, *, rank: int, epoch: int, want: int, timeout_s: float) -> list[tuple[int, int]]: ...
+    # Waits until all units are done and every present worker is here: True. False: units came back, lease again.
+    # What this rank still holds is given back.
+    def pass_end(self, *, rank: int, epoch: int, timeout_s: float) -> bool: ...
+    # Gone: does not count in clocks and rounds any more, its leases return. It may open again.
+    def leave(self, *, rank: int, timeout_s: float = 10.0) -> None: ...
+    # units, done, used {times used: units}, by_rank {rank: units done}.
+    def ledger_report(self, *, epoch: int, timeout_s: float) -> dict[str, Any]: ...
     # Per-shard figures of a table, summed: rows, value_bytes, state_bytes, memory_bytes, pushes, pulls.
     def table_stats(self, table: int, timeout_s: float) -> dict[str, int]: ...
     # Up to rows_max rows of one shard; cursor starts at 0, the scan of the shard ends when it returns -1.

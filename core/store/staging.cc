@@ -1,0 +1,108 @@
+#include "store/staging.h"
+
+#include <algorithm>
+
+namespace shoal {
+
+Staging::Part Staging::copy(const PushPart& part, const TableSpec& spec) {
+  Part copy{.table = part.table, .lr = part.lr, .stride = spec.floats(0)};
+  copy.keys.assign(part.keys.begin(), part.keys.end());
+  copy.rows = std::make_unique_for_overwrite<float[]>(copy.keys.size() * copy.stride);
+  const std::byte* from = part.values.data();
+  float* to = copy.rows.get();
+  if (!spec.dense) {
+    decode_rows(part.codec, from, copy.keys.size(), copy.stride, to);
+    return copy;
+  }
+  for (const int64_t key : copy.keys) {  // the last piece may be shorter than the others
+    const uint32_t floats = spec.floats(key);
+    decode_rows(part.codec, from, 1, floats, to);
+    std::fill(to + floats, to + copy.stride, 0.0f);
+    from += encoded_bytes(part.codec, floats);
+    to += copy.stride;
+  }
+  return copy;
+}
+
+Status Staging::add(const PushIdentity* identity, uint32_t rank, uint64_t step,
+                    std::span<const PushPart> parts, const SpecOf& spec_of) {
+  std::vector<Part> copies;
+  uint64_t bytes = 0;
+  for (const PushPart& part : parts) {
+    copies.push_back(copy(part, spec_of(part.table)));
+    bytes += part.keys.size() * (8 + uint64_t{4} * copies.back().stride);
+  }
+  const Name name{rank, step, identity == nullptr ? 0 : identity->client,
+                  identity == nullptr ? 0 : identity->incarnation};
+  Contribution& contribution = staged_[name];
+  contribution.parts.reserve(contribution.parts.size() + copies.size());
+  // Nothing fails below but by refusal.
+  const uint64_t before = budget_->used.fetch_add(bytes);
+  if (before + bytes > budget_->bytes_max) {
+    budget_->used -= bytes;
+    if (contribution.parts.empty()) staged_.erase(name);
+    return {Code::refused, "staged pushes take " + std::to_string(before) + " bytes, and rank " +
+                               std::to_string(rank) + " brings " + std::to_string(bytes) + " more for step " +
+                               std::to_string(step) + "; at most " + std::to_string(budget_->bytes_max) +
+                               " may wait for a commit: use more servers or smaller batches"};
+  }
+  bytes_ += bytes;
+  contribution.bytes += bytes;
+  for (Part& part : copies) contribution.parts.push_back(std::move(part));
+  return {};
+}
+
+Staging::Sum Staging::merge(const Weighted& parts) {
+  const Part& first = *parts[0].first;
+  Sum sum{.table = first.table, .lr = first.lr, .stride = first.stride};
+  if (parts.size() == 1 && parts[0].second == 1.0f) {
+    sum.keys = first.keys;
+    sum.rows = first.rows.get();
+    return sum;
+  }
+  std::vector<int64_t> keys;
+  std::vector<Merger::WeightedRow> rows;
+  for (const auto& [part, weight] : parts) {
+    keys.insert(keys.end(), part->keys.begin(), part->keys.end());
+    for (size_t i = 0; i < part->keys.size(); ++i) {
+      rows.push_back({part->rows.get() + i * part->stride, weight});
+    }
+  }
+  sum.merged_keys.resize(keys.size());
+  sum.merged = std::make_unique_for_overwrite<float[]>(keys.size() * sum.stride);
+  const uint32_t distinct =
+      merger_.merge(keys, rows.data(), sum.stride, sum.merged_keys.data(), sum.merged.get());
+  sum.keys = std::span(sum.merged_keys).first(distinct);
+  sum.rows = sum.merged.get();
+  return sum;
+}
+
+std::vector<Staging::Sum>& Staging::sums(const Commit& commit) {
+  if (summed_ == commit.seq) return sums_;
+  std::map<uint32_t, Weighted> tables;
+  for (const CommitEntry& entry : commit.entries) {
+    const auto it = staged_.find({entry.rank, entry.step, entry.client, entry.incarnation});
+    if (it == staged_.end() || entry.weight < 0.0f) continue;
+    for (const Part& part : it->second.parts) tables[part.table].emplace_back(&part, entry.weight);
+  }
+  sums_.clear();
+  for (const auto& [table, parts] : tables) sums_.push_back(merge(parts));
+  summed_ = commit.seq;
+  return sums_;
+}
+
+void Staging::finish(const Commit& commit) {
+  sums_.clear();
+  summed_ = 0;
+  for (const CommitEntry& entry : commit.entries) {
+    auto it = staged_.lower_bound({entry.rank, 0, 0, 0});
+    while (it != staged_.end() && std::get<0>(it->first) == entry.rank &&
+           std::get<1>(it->first) <= entry.step) {
+      bytes_ -= it->second.bytes;
+      budget_->used -= it->second.bytes;
+      it = staged_.erase(it);
+    }
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,82 @@
+// Pushes that wait for their round's commit, in one shard: decoded rows under the worker's rank and step,
+// and what a commit makes of them. Not thread-safe; the shard's mutex guards it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "base/status.h"
+#include "store/commit.h"
+#include "store/dedupe.h"
+#include "store/merger.h"
+#include "store/push_part.h"
+#include "store/table_spec.h"
+
+namespace shoal {
+
+// Shared by all shards of a process.
+struct StagedBudget {
+  std::atomic<uint64_t> used{0};
+  uint64_t bytes_max = uint64_t{1} << 30;
+};
+
+class Staging {
+ public:
+  using SpecOf = std::function<const TableSpec&(uint32_t)>;
+
+  explicit Staging(std::shared_ptr<StagedBudget> budget) : budget_(std::move(budget)) {}
+  ~Staging() { budget_->used -= bytes_; }
+
+  // Copies the parts, which were checked; a refusal leaves nothing. `identity` null: client 0.
+  Status add(const PushIdentity* identity, uint32_t rank, uint64_t step, std::span<const PushPart> parts,
+             const SpecOf& spec_of);
+
+  // What one table is stepped by: row i of the sum is `rows + i * stride`.
+  struct Sum {
+    uint32_t table = 0;
+    float lr = 0.0f;
+    uint32_t stride = 0;
+    std::span<const int64_t> keys = {};
+    float* rows = nullptr;
+    std::vector<int64_t> merged_keys = {};
+    std::unique_ptr<float[]> merged = nullptr;  // null: one contribution alone, as it was staged
+  };
+  // The commit's sums, before its scale. They live until `finish`; asking again costs nothing.
+  std::vector<Sum>& sums(const Commit& commit);
+  // The commit is done: nothing of its workers up to its steps stays.
+  void finish(const Commit& commit);
+
+ private:
+  struct Part {
+    uint32_t table = 0;
+    float lr = 0.0f;
+    uint32_t stride = 0;
+    std::vector<int64_t> keys = {};
+    std::unique_ptr<float[]> rows = nullptr;
+  };
+  struct Contribution {
+    std::vector<Part> parts;
+    uint64_t bytes = 0;
+  };
+  using Name = std::tuple<uint32_t, uint64_t, uint64_t, uint32_t>;  // rank, step, client, incarnation
+  using Weighted = std::vector<std::pair<const Part*, float>>;
+
+  static Part copy(const PushPart& part, const TableSpec& spec);
+  Sum merge(const Weighted& parts);
+
+  const std::shared_ptr<StagedBudget> budget_;
+  std::map<Name, Contribution> staged_;
+  uint64_t bytes_ = 0;
+  uint64_t summed_ = 0;  // the commit that sums_ are of
+  std::vector<Sum> sums_;
+  Merger merger_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,350 @@
+#include "store/sync_shard.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace shoal {
+namespace {
+
+constexpr size_t kPassesKept = 8;
+
+std::string describe(const SyncConfig& config) {
+  const char* take = config.take == Take::each ? "each" : config.take == Take::round ? "round" : "count";
+  return "workers=" + std::to_string(config.workers) + " take=" + take +
+         " quorum=" + std::to_string(config.quorum) + " count=" + std::to_string(config.count) +
+         " slack=" + std::to_string(config.slack);
+}
+
+Status check_config(const SyncConfig& config) {
+  const bool sound = config.workers >= 1 && config.workers <= kWorkersMax && config.take <= Take::count &&
+                     config.quorum > 0.0 && config.quorum <= 1.0 && config.count >= 1;
+  if (sound) return {};
+  return {Code::bad_input, describe(config) + ": workers is 1.." + std::to_string(kWorkersMax) +
+                               ", quorum in (0, 1], count at least 1"};
+}
+
+}  // namespace
+
+Status SyncShard::check(const SyncRequest& request) const {
+  if (request.verb == SyncVerb::open) {
+    if (Status status = check_config(request.config); !status.ok()) return status;
+  } else if (members_.empty()) {
+    return {Code::bad_input, "no job has opened its sync here: call sync_open first"};
+  }
+  const uint32_t workers = request.verb == SyncVerb::open ? request.config.workers : config_.workers;
+  if (request.rank >= workers) {
+    return {Code::bad_input, "rank " + std::to_string(request.rank) +
+                                 " is not below the number of workers, " + std::to_string(workers)};
+  }
+  if (!std::isfinite(request.weight) || request.weight < 0.0f || !(request.clip >= 0.0f)) {
+    return {Code::bad_input, "weight and clip are numbers >= 0"};
+  }
+  return {};
+}
+
+std::vector<SyncShard::Answer> SyncShard::handle(const SyncRequest& request, uint64_t token, double now) {
+  now_ = now;
+  while (!commits_.empty() && commits_.front().seq <= request.applied) commits_.pop_front();
+  Status status = check(request);
+  SyncReply reply;
+  if (status.ok()) {
+    switch (request.verb) {
+      case SyncVerb::open: status = open(request); break;
+      case SyncVerb::advance: status = advance(request); break;
+      case SyncVerb::state: reply.numbers = state(); break;
+      case SyncVerb::ledger_open: status = ledger_open(request); break;
+      case SyncVerb::lease:
+        for (const auto& [begin, end] : pass(request.epoch).ledger.lease(request.rank, request.count)) {
+          reply.numbers.insert(reply.numbers.end(), {begin, end});
+        }
+        break;
+      case SyncVerb::pass_end: pass_end(request); break;
+      case SyncVerb::leave: leave(request); break;
+      case SyncVerb::report:
+        reply.numbers = pass(request.epoch).ledger.report();
+        reply.step = config_.workers;  // how many of the numbers are by rank
+        break;
+      default: status = {Code::refused, "a sync request of an unknown kind"};
+    }
+  }
+  const bool waits = request.verb == SyncVerb::open || request.verb == SyncVerb::advance ||
+                     request.verb == SyncVerb::pass_end;
+  reply.status = status;
+  if (waits && status.ok()) {
+    park(request, token);
+  } else {
+    answer(token, std::move(reply));
+  }
+  settle();
+  return std::exchange(ready_, {});
+}
+
+Status SyncShard::open(const SyncRequest& request) {
+  const bool over = !unfinished() && std::all_of(members_.begin(), members_.end(), [](const Member& member) {
+    return member.phase == Phase::left;
+  });
+  if (over) {  // the first of this job; commits go on counting, for the shards do
+    config_ = request.config;
+    members_.assign(config_.workers, Member{.since = now_});
+    round_ = 0;
+    passes_.clear();
+  } else if (config_ != request.config) {
+    return {Code::mismatch, "this job's sync was opened with " + describe(config_) + ", rank " +
+                                std::to_string(request.rank) + " asks for " + describe(request.config)};
+  }
+  Member& member = members_[request.rank];
+  const bool another = member.client != request.client || member.incarnation != request.incarnation;
+  if (member.phase == Phase::left && config_.take != Take::round) {
+    // The step that it broke off has a number that was used; and nobody shall wait until it has caught up.
+    uint64_t slowest = UINT64_MAX;
+    for (const Member& other : members_) {
+      if (counts(other)) slowest = std::min(slowest, other.finished);
+    }
+    member.finished = std::max(member.finished + 1, slowest == UINT64_MAX ? 0 : slowest);
+  } else if (another && member.phase != Phase::absent) {
+    give_back(request.rank);
+  }
+  member.client = request.client;
+  member.incarnation = request.incarnation;
+  enter(member, Phase::working);
+  return {};
+}
+
+SyncShard::Contribution SyncShard::contribution(const SyncRequest& request, float weight) const {
+  return {.entry = {.client = request.client,
+                    .step = request.step,
+                    .incarnation = request.incarnation,
+                    .rank = request.rank,
+                    .weight = weight},
+          .lr = request.lr,
+          .clip = request.clip};
+}
+
+Status SyncShard::advance(const SyncRequest& request) {
+  Member& member = members_[request.rank];
+  const bool rounds = config_.take == Take::round;
+  if (rounds && request.step > round_) {
+    return {Code::bad_input, "rank " + std::to_string(request.rank) + " finished step " +
+                                 std::to_string(request.step) + ", and the open round is that of step " +
+                                 std::to_string(round_)};
+  }
+  if (member.phase == Phase::left || member.phase == Phase::absent) {
+    return {Code::closed,
+            "rank " + std::to_string(request.rank) + " has left, or never was here: call sync_open first"};
+  }
+  enter(member, Phase::working);
+  if (request.step < member.finished) return {};  // asked again
+  member.finished = request.step + 1;
+  const bool late = rounds && request.step < round_;
+  for (const UnitName& name : request.units) {
+    const auto it = passes_.find(name.epoch);
+    if (it == passes_.end()) continue;
+    late ? it->second.ledger.give_back(request.rank, name.unit)
+         : it->second.ledger.done(request.rank, name.unit);
+  }
+  if (late) {
+    ++dropped_;
+    member.dropped_next = request.step + 1;
+    forgotten_.push_back(contribution(request, kDropped).entry);
+  } else if (config_.take != Take::each) {
+    contributions_.push_back(contribution(request, request.weight));
+  }
+  return {};
+}
+
+Status SyncShard::ledger_open(const SyncRequest& request) {
+  if (request.count > kUnitsMax) {
+    return {Code::bad_input, "a pass of " + std::to_string(request.count) + " units; at most " +
+                                 std::to_string(kUnitsMax) + " are allowed: use larger batches"};
+  }
+  Pass& now = pass(request.epoch);
+  if (now.ledger.units() == 0) now.ledger = WorkLedger(request.count, config_.workers);
+  if (now.ledger.units() == request.count) return {};
+  return {Code::mismatch, "epoch " + std::to_string(request.epoch) + " was opened with " +
+                              std::to_string(now.ledger.units()) + " units, rank " +
+                              std::to_string(request.rank) + " says " + std::to_string(request.count)};
+}
+
+void SyncShard::pass_end(const SyncRequest& request) {
+  Member& member = members_[request.rank];
+  // What it holds and knows nothing of: the answer to its lease was lost.
+  pass(request.epoch).ledger.give_back_all(request.rank);
+  member.epoch = request.epoch;
+  enter(member, Phase::at_end);
+}
+
+void SyncShard::leave(const SyncRequest& request) {
+  Member& member = members_[request.rank];
+  if (member.phase == Phase::left) return;
+  if (member.parked) {
+    answer(member.parked->token,
+           {.status = {Code::closed, "rank " + std::to_string(request.rank) + " has left"}});
+    member.parked.reset();
+  }
+  CommitEntry rest{.client = member.client, .step = member.finished, .incarnation = member.incarnation};
+  rest.rank = request.rank;
+  rest.weight = kDropped;
+  if (config_.take != Take::each) forgotten_.push_back(rest);
+  give_back(request.rank);
+  enter(member, Phase::left);
+}
+
+std::vector<uint64_t> SyncShard::state() const {
+  std::vector<uint64_t> numbers{dropped_};
+  for (const Member& member : members_) {
+    numbers.push_back(member.finished);
+    numbers.push_back(static_cast<uint64_t>(member.phase));
+    numbers.push_back(static_cast<uint64_t>(std::max(0.0, now_ - member.since) * 1000.0));
+  }
+  return numbers;
+}
+
+void SyncShard::enter(Member& member, Phase phase) {
+  if (member.phase != phase) member.since = now_;
+  member.phase = phase;
+}
+
+void SyncShard::park(const SyncRequest& request, uint64_t token) {
+  Member& member = members_[request.rank];
+  if (member.parked) {
+    answer(member.parked->token,
+           {.status = {Code::unavailable,
+                       "a newer request of rank " + std::to_string(request.rank) + " has taken its place"}});
+  }
+  member.parked = Parked{token, request.verb, request.step};
+  if (request.verb != SyncVerb::pass_end) enter(member, Phase::waiting);
+}
+
+bool SyncShard::counts(const Member& member) const {
+  return member.phase != Phase::left && member.phase != Phase::at_end;
+}
+
+bool SyncShard::may_start(const Member& member) const {
+  if (config_.take == Take::round) return member.finished <= round_;
+  if (config_.slack < 0) return true;
+  return std::all_of(members_.begin(), members_.end(), [&](const Member& other) {
+    return !counts(other) || other.finished + static_cast<uint64_t>(config_.slack) >= member.finished;
+  });
+}
+
+bool SyncShard::unfinished() const {
+  return std::any_of(passes_.begin(), passes_.end(),
+                     [](const auto& entry) { return !entry.second.over && !entry.second.ledger.complete(); });
+}
+
+void SyncShard::give_back(uint32_t rank) {
+  for (auto& [epoch, pass] : passes_) pass.ledger.give_back_all(rank);
+}
+
+SyncShard::Pass& SyncShard::pass(uint64_t epoch) {
+  const auto [it, fresh] = passes_.try_emplace(epoch, Pass{WorkLedger(0, config_.workers)});
+  while (fresh && passes_.size() > kPassesKept && passes_.begin() != it) passes_.erase(passes_.begin());
+  return it->second;
+}
+
+void SyncShard::settle() {
+  while (close_round() || end_pass()) {
+  }
+  for (Member& member : members_) {
+    if (member.parked) answer_ready(member);
+  }
+}
+
+// Makes the next commit if it is due.
+bool SyncShard::close_round() {
+  if (contributions_.empty()) return false;
+  if (config_.take == Take::count) {
+    size_t taken = 0;
+    for (size_t i = 0; i < contributions_.size(); ++i) {
+      taken += contributions_[i].entry.weight > 0.0f ? 1 : 0;
+      if (taken == config_.count) {
+        make_commit(i + 1);
+        return true;
+      }
+    }
+    return false;
+  }
+  const auto present = std::count_if(members_.begin(), members_.end(),
+                                     [this](const Member& member) { return counts(member); });
+  const auto finished =
+      std::count_if(contributions_.begin(), contributions_.end(),
+                    [this](const Contribution& c) { return counts(members_[c.entry.rank]); });
+  // The product may lie a hair above a whole number that is meant.
+  if (static_cast<double>(finished) < std::ceil(config_.quorum * static_cast<double>(present) - 1e-9)) {
+    return false;
+  }
+  make_commit(contributions_.size());
+  ++round_;
+  return true;
+}
+
+// Of the first so many contributions.
+void SyncShard::make_commit(size_t count) {
+  std::vector<Contribution> taken(contributions_.begin(),
+                                  contributions_.begin() + static_cast<ptrdiff_t>(count));
+  contributions_.erase(contributions_.begin(), contributions_.begin() + static_cast<ptrdiff_t>(count));
+  std::sort(taken.begin(), taken.end(), [](const Contribution& a, const Contribution& b) {
+    return std::pair(a.entry.rank, a.entry.step) < std::pair(b.entry.rank, b.entry.step);
+  });
+  Commit commit{.seq = ++closed_};
+  double total = 0.0;
+  for (const Contribution& one : taken) total += double{one.entry.weight};
+  bool first = true;
+  for (Contribution& one : taken) {
+    if (one.entry.weight > 0.0f) {
+      if (std::exchange(first, false)) {
+        commit.lr = one.lr;
+        commit.clip = one.clip;
+      }
+      one.entry.weight = static_cast<float>(double{one.entry.weight} / total);
+    } else {
+      one.entry.weight = kDropped;
+    }
+    commit.entries.push_back(one.entry);
+  }
+  commit.entries.insert(commit.entries.end(), forgotten_.begin(), forgotten_.end());
+  forgotten_.clear();
+  commits_.push_back(std::move(commit));
+}
+
+// Ends the pass that all present workers have come to the end of, once all of its units are done.
+bool SyncShard::end_pass() {
+  const auto someone = std::find_if(members_.begin(), members_.end(),
+                                    [](const Member& member) { return member.phase == Phase::at_end; });
+  if (someone == members_.end() ||
+      std::any_of(members_.begin(), members_.end(), [this](const Member& m) { return counts(m); })) {
+    return false;
+  }
+  Pass& ending = pass(someone->epoch);
+  if (ending.over || !ending.ledger.complete()) return false;
+  ending.over = true;
+  if (!contributions_.empty()) make_commit(contributions_.size());
+  for (const Member& member : members_) round_ = std::max(round_, member.finished);
+  for (Member& member : members_) member.finished = round_;
+  return true;
+}
+
+void SyncShard::answer(uint64_t token, SyncReply reply) {
+  reply.closed = closed_;
+  reply.commits.assign(commits_.begin(), commits_.end());
+  ready_.push_back({token, std::move(reply)});
+}
+
+void SyncShard::answer_ready(Member& member) {
+  const Parked parked = *member.parked;
+  SyncReply reply;
+  if (parked.verb == SyncVerb::pass_end) {
+    const Pass& now = pass(member.epoch);
+    reply.again = !now.over && now.ledger.available();
+    if (!now.over && !reply.again) return;
+  } else if (!may_start(member)) {
+    return;
+  }
+  member.parked.reset();
+  enter(member, Phase::working);
+  reply.step = config_.take == Take::round ? std::max(member.finished, round_) : member.finished;
+  reply.dropped = parked.verb == SyncVerb::advance && member.dropped_next == parked.step + 1;
+  answer(parked.token, std::move(reply));
+}
+
+}  // namespace shoal

@@ -1,0 +1,104 @@
+// The clocks, rounds and ledger of one job: a state machine without I/O and without a clock of its own. The
+// server that owns shard 0 runs it, the embedded store has it beside its shards, tests feed it by hand.
+//
+// A worker's clock is the number of its steps that are finished. A request is answered at once or parked
+// until something that another worker does makes it ready; every event gives all that is then ready.
+// Invariants:
+//   - A step is finished once: asking again changes nothing and is answered from the state.
+//   - A contribution is in one commit at most, or is dropped; its units are done or given back with it.
+//   - Commits are numbered without gaps, and handed out until some worker says that they are done everywhere.
+//   - One request of a rank is parked at most; a newer one takes its place.
+// Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "store/sync_message.h"
+#include "store/work_ledger.h"
+
+namespace shoal {
+
+inline constexpr uint32_t kWorkersMax = 4096;
+
+class SyncShard {
+ public:
+  struct Answer {
+    uint64_t token;
+    SyncReply reply;
+  };
+
+  // `token` names the request until it is answered; `now` is in seconds and only grows.
+  std::vector<Answer> handle(const SyncRequest& request, uint64_t token, double now);
+
+  // What a worker is doing, in the numbers of `state`: (clock, phase, milliseconds in that phase) per rank
+  // behind the count of dropped contributions.
+  enum class Phase : uint64_t { absent = 0, working = 1, waiting = 2, at_end = 3, left = 4 };
+
+ private:
+  struct Parked {
+    uint64_t token;
+    SyncVerb verb;
+    uint64_t step;
+  };
+  struct Member {
+    Phase phase = Phase::absent;
+    double since = 0.0;
+    uint64_t client = 0;
+    uint32_t incarnation = 0;
+    uint64_t finished = 0;      // its clock
+    uint64_t dropped_next = 0;  // 1 + the last step whose contribution was dropped
+    uint64_t epoch = 0;         // at_end: of this pass
+    std::optional<Parked> parked = std::nullopt;
+  };
+  struct Contribution {
+    CommitEntry entry;
+    float lr;
+    float clip;
+  };
+  struct Pass {
+    WorkLedger ledger;
+    bool over = false;
+  };
+
+  Status check(const SyncRequest& request) const;
+  Status open(const SyncRequest& request);
+  Status advance(const SyncRequest& request);
+  Status ledger_open(const SyncRequest& request);
+  void pass_end(const SyncRequest& request);
+  void leave(const SyncRequest& request);
+  std::vector<uint64_t> state() const;
+
+  void enter(Member& member, Phase phase);
+  void park(const SyncRequest& request, uint64_t token);
+  void settle();
+  bool close_round();
+  bool end_pass();
+  void make_commit(size_t contributions);
+  void answer(uint64_t token, SyncReply reply);
+  void answer_ready(Member& member);
+  bool counts(const Member& member) const;  // others wait for it
+  bool may_start(const Member& member) const;
+  bool unfinished() const;  // the job ended in the middle of a pass
+  void give_back(uint32_t rank);
+  Pass& pass(uint64_t epoch);
+  Contribution contribution(const SyncRequest& request, float weight) const;
+
+  SyncConfig config_;
+  std::vector<Member> members_;             // by rank
+  uint64_t round_ = 0;                      // Take::round: the step whose round is open
+  std::deque<Contribution> contributions_;  // finished, not in a commit; in order of finishing
+  std::vector<CommitEntry> forgotten_;      // to be named by the next commit
+  std::deque<Commit> commits_;              // that may not be done everywhere
+  uint64_t closed_ = 0;                     // seq of the last commit
+  uint64_t dropped_ = 0;
+  std::map<uint64_t, Pass> passes_;  // by epoch
+  double now_ = 0.0;
+  std::vector<Answer> ready_;
+};
+
+}  // namespace shoal

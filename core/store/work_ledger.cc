@@ -1,0 +1,63 @@
+#include "store/work_ledger.h"
+
+namespace shoal {
+
+std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want) {
+  std::vector<Range> ranges;
+  leased_ = true;
+  const auto take = [&](uint64_t unit) {
+    units_[unit].holder = rank;
+    ++held_[rank];
+    --want;
+    if (!ranges.empty() && ranges.back().second == unit) {
+      ++ranges.back().second;
+    } else {
+      ranges.emplace_back(unit, unit + 1);
+    }
+  };
+  while (want > 0 && !returned_.empty()) take(returned_.extract(returned_.begin()).value());
+  for (; want > 0 && fresh_ < units_.size(); ++fresh_) {
+    if (!units_[fresh_].done) take(fresh_);
+  }
+  return ranges;
+}
+
+void WorkLedger::release(Unit& unit) {
+  if (unit.holder != kNobody) --held_[unit.holder];
+  unit.holder = kNobody;
+}
+
+void WorkLedger::done(uint32_t rank, uint64_t unit) {
+  if (unit >= units_.size()) return;
+  Unit& u = units_[unit];
+  if (u.uses != 0xffff) ++u.uses;
+  ++by_rank_[rank];
+  if (u.done) return;
+  u.done = true;
+  ++done_;
+  release(u);
+  returned_.erase(unit);
+}
+
+void WorkLedger::give_back(uint32_t rank, uint64_t unit) {
+  if (unit >= units_.size() || units_[unit].holder != rank) return;
+  release(units_[unit]);
+  returned_.insert(unit);
+}
+
+void WorkLedger::give_back_all(uint32_t rank) {
+  for (uint64_t unit = 0; held_[rank] > 0 && unit < units_.size(); ++unit) give_back(rank, unit);
+}
+
+std::vector<uint64_t> WorkLedger::report() const {
+  std::vector<uint64_t> numbers{units(), done_};
+  numbers.insert(numbers.end(), by_rank_.begin(), by_rank_.end());
+  const size_t histogram = numbers.size();
+  for (const Unit& unit : units_) {
+    if (numbers.size() <= histogram + unit.uses) numbers.resize(histogram + unit.uses + 1);
+    ++numbers[histogram + unit.uses];
+  }
+  return numbers;
+}
+
+}  // namespace shoal
