@@ -8,6 +8,8 @@
 (3, 8)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from shoal import errors, init, optim
 from shoal.config import ClientOptions
 from shoal.errors import (
@@ -52,5 +54,18 @@ __all__ = [
     "connect",
     "errors",
     "init",
+    "nn",
     "optim",
 ]
+
+if TYPE_CHECKING:
+    from shoal import nn
+
+
+def __getattr__(name: str) -> Any:
+    """`shoal.nn`, at its first use: it imports torch, and the rest does not."""
+    if name == "nn":
+        import importlib
+
+        return importlib.import_module("shoal.nn")
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}")

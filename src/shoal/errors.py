@@ -8,6 +8,7 @@
     ├── Fenced                             a newer client of the same name exists: stop, or connect again
     ├── Unavailable (ConnectionError)      a process cannot be reached: look at it, then try again
     ├── Timeout (TimeoutError)             the deadline passed: wait again (`.ticket`), or give up
+    ├── Unbound (RuntimeError)             a module without a store: prepare its model, or bind it
     ├── Closed                             connect again
     │   └── WrongProcess (RuntimeError)    made before a fork: connect in this process
     └── Internal                           our mistake: please report it
@@ -36,6 +37,7 @@ __all__ = [
     "ShoalError",
     "Timeout",
     "Unavailable",
+    "Unbound",
     "UnknownTable",
     "WrongProcess",
     "code_of",
@@ -95,6 +97,10 @@ class Timeout(ShoalError, TimeoutError):
     def __reduce__(self) -> tuple[type[Timeout], tuple[str]]:
         # The ticket belongs to this process; the message alone may travel.
         return type(self), (str(self),)
+
+
+class Unbound(ShoalError, RuntimeError):
+    """A module of `shoal.nn` was used before it had a store. The message names the ways to give it one."""
 
 
 class Closed(ShoalError):
