@@ -108,7 +108,7 @@ def jobs_root() -> Path:
 def make_job_directory(options: JobOptions) -> JobRecord:
     """A directory for a new job, with its first record. An ended job of the same name is replaced."""
     now = time.time()
-    name = options.name or f"{options.stem[:60]}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    name = options.name or f"{options.stem[:40]}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     root = jobs_root()
     link = root / name
     path = link.absolute()
@@ -188,7 +188,7 @@ def _all(root: Path) -> list[JobRecord]:
 
 
 def _make_room(path: Path) -> None:
-    """Make room for a job in `path`: remove an ended one, or the link to it, and nothing that is not a job's."""
+    """Make room for a job in `path`: remove an ended one, or the link to it, and nothing else."""
     record = _read(path)
     if record is not None and record.state in ("starting", "running"):
         raise BadInput(
