@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,10 +37,10 @@ class Jobs:
         return self.shoal("run", "--name", "job", *arguments, **options)
 
     @contextmanager
-    def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        command = [*SHOAL, "run", "--name", "job", *arguments]
+    def started(self, *arguments: str, command: Sequence[str] = SHOAL) -> Iterator[subprocess.Popen[str]]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with subprocess.Popen(command, env=self.environment, **pipes) as process:
+        whole = [*command, "run", "--name", "job", *arguments]
+        with subprocess.Popen(whole, env=self.environment, **pipes) as process:
             try:
                 yield process
             finally:

@@ -32,7 +32,7 @@ def stay(rank: int) -> None:
     time.sleep(FOREVER_S)
 
 
-def train(steps: str) -> None:
+def train(steps: str) -> ProgressReport:
     """Steps against the servers, with progress."""
     report = join()
     with shoal.connect() as client:
@@ -41,12 +41,12 @@ def train(steps: str) -> None:
             table.push([step], [[1.0, 1.0]])
             report.update(step=step + 1, clock=step + 1, samples=32 * (step + 1), loss=0.5, state="training")
     print("rank", report.value.rank, "is done")
+    return report
 
 
 def train_then_stay() -> None:
-    train("5")
-    report = ProgressReport(read_worker_environment().job, rank=read_worker_environment().rank)
-    report.update(step=5, clock=5, samples=160, loss=0.25, state="waiting", waiting_for=(1,))
+    report = train("5")
+    report.update(loss=0.25, state="waiting", waiting_for=(1,))
     stay(report.value.rank)
 
 

@@ -6,7 +6,7 @@ import re
 import select
 import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,17 +154,17 @@ def test_a_signal_ends_all(jobs: Jobs, number: signal.Signals, code: int) -> Non
 
 
 def test_a_second_ctrl_c_does_not_wait(jobs: Jobs) -> None:
-    with jobs.started("--workers", "2", SCRIPT, "sit_ignoring_sigterm") as process:
+    # A first one alone would wait longer than this test does.
+    patient = "import shoal.launch.supervisor as s; s._TERMINATE_S = 1e6; from shoal.cli import main; main()"
+    command = [sys.executable, "-c", patient]
+    with jobs.started("--workers", "2", SCRIPT, "sit_ignoring_sigterm", command=command) as process:
         jobs.until("ready-0", "ready-1")
         process.send_signal(signal.SIGINT)
         said = ""
         while "stopped by Ctrl-C" not in said:
             said = process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        begin = time.monotonic()
         assert process.wait(DEADLINE_S) == 130
-        # Five seconds are what a first one would have waited; this asks only that it did not.
-        assert time.monotonic() - begin < 4.5
 
 
 def test_a_signal_while_starting_ends_all(jobs: Jobs) -> None:
