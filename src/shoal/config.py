@@ -1,7 +1,8 @@
 """Options as frozen values, and the one function that reads the environment.
 
 Order: default < environment < explicit argument. The environment holds at most ten variables; they are
-the fields of `Environment`. Options say behaviour first and speed second; every field has its unit in
+the fields of `Environment`. (What `shoal run` hands to its workers is no setting of people's, and read by
+`shoal.train.environment`.) Options say behaviour first and speed second; every field has its unit in
 its name, a default and the reason to change it.
 """
 

@@ -17,6 +17,7 @@ import shoal
 pytestmark = pytest.mark.process
 SHOAL = [sys.executable, "-m", "shoal.cli"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+ENVIRONMENT["XDG_STATE_HOME"] = "/nowhere"  # no job has run there
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -72,7 +73,8 @@ def test_status_for_people(cluster: shoal.LocalCluster) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["status"], "which cluster"),
+        (["status"], "no job has run here"),
+        (["status", "--token-file", "/nowhere"], "which cluster"),
         (["status", "shoal://127.0.0.1:1"], "no token"),
         (["status", "nonsense", "--token-file", "/nowhere"], "token file /nowhere"),
         (["up", "--bind", "0.0.0.0"], "refusing to listen"),

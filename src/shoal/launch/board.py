@@ -16,6 +16,8 @@ __all__ = ["Board", "WorkerView"]
 
 # Samples per second are those of about this long.
 _WINDOW_S = 10.0
+# Of less than this nothing can be said.
+_SHORTEST_S = 0.5
 
 
 @dataclass
@@ -49,7 +51,7 @@ class WorkerView:
         if self.ended or len(self._history) < 2:
             return 0.0
         (begin, first), (end, last) = self._history[0], self._history[-1]
-        return (last - first) / (end - begin) if end > begin else 0.0
+        return (last - first) / (end - begin) if end - begin >= _SHORTEST_S else 0.0
 
     def refresh(self, path: Path) -> bool:
         """Read the file if it is another one; whether it was."""

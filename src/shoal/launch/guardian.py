@@ -1,9 +1,9 @@
 """Ends what a job has started when nobody else can: after the supervisor itself was killed.
 
-A process of its own, run as a file and without Shoal, so that it starts in no time and needs nothing. It reads
-`+PID` and `-PID` lines: sessions that are to be watched, and those that have ended. When its stdin ends, so has
-the supervisor, and what is left of those sessions is killed. (The workers themselves are killed by the kernel
-at that moment; this is for what they had started.)
+A process of its own, run as a file and without Shoal, so that it starts in no time and needs nothing. It
+reads `+PID` and `-PID` lines: sessions that are to be watched, and those that have ended. When its stdin
+ends, so has the supervisor, and what is left of those sessions is killed. (The workers themselves are killed
+by the kernel at that moment; this is for what they had started.)
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from shoal.train.environment import SEED_MAX, WORKERS_MAX, check_batch
 
 __all__ = ["JobOptions", "check_job_name"]
 
-_NAME_CHARS_MAX = 100
+_NAME_BYTES_MAX = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +61,16 @@ class JobOptions:
     @property
     def stem(self) -> str:
         """What the job is called after, if it is not given a name."""
-        return self.command[1].rpartition(".")[2] if self.module else Path(self.command[0]).stem
+        stem = self.command[1].rpartition(".")[2] if self.module else Path(self.command[0]).stem
+        return "".join(c for c in stem if c.isprintable() and c != "\\").lstrip(".-") or "job"
 
 
 def check_job_name(name: str) -> str:
     """`name` if a job, and so its directory, can be called that."""
     plain = name.isprintable() and not set(name) & set("/\\") and not name.startswith((".", "-"))
-    if not plain or not 0 < len(name.encode()) <= _NAME_CHARS_MAX:
+    if not plain or not 0 < len(name.encode()) <= _NAME_BYTES_MAX:
         raise BadInput(
-            f"a job's name is {name[:64]!r}; allowed: 1 to {_NAME_CHARS_MAX} bytes of printable text without "
+            f"a job's name is {name[:64]!r}; allowed: 1 to {_NAME_BYTES_MAX} bytes of printable text without "
             "slashes, that does not begin with a dot or a dash"
         )
     return name

@@ -108,14 +108,17 @@ def jobs_root() -> Path:
 def make_job_directory(options: JobOptions) -> JobRecord:
     """A directory for a new job, with its first record. An ended job of the same name is replaced."""
     now = time.time()
-    name = options.name or f"{options.stem[:60]}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    name = options.name or f"{options.stem[:40]}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     root = jobs_root()
-    path = (root / name if options.directory is None else options.directory).absolute()
-    if options.directory is not None and options.name is None:
-        name = path.name
+    link = root / name
+    path = link.absolute()
+    if options.directory is not None:
+        path = options.directory.resolve()
+        name = options.name or path.name
+        link = root / name
     check_job_name(name)
-    for taken in {root / name, path}:
-        _clear(taken, name, ours=taken == root / name)
+    for taken in dict.fromkeys((link, path)):
+        _make_room(taken)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in _OURS:
@@ -135,11 +138,11 @@ def make_job_directory(options: JobOptions) -> JobRecord:
         record.write()
     except OSError as error:
         raise BadInput(f"cannot make the directory of the job, {path}: {error.strerror}") from None
-    if path != root / name:
+    if path != link.absolute():
         # Only so that it is found by its name: without it, by its path.
         with suppress(OSError):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (root / name).symlink_to(path)
+            link.symlink_to(path)
     _prune(root)
     return record
 
@@ -184,37 +187,30 @@ def _all(root: Path) -> list[JobRecord]:
     return [record for record in map(_read, paths) if record is not None]
 
 
-def _clear(path: Path, name: str, *, ours: bool) -> None:
-    """Make room for a job in `path`: remove an ended one, and nothing that is not a job's."""
-    if not path.exists():
-        path.unlink(missing_ok=True)  # a link to a directory that is gone
-        return
+def _make_room(path: Path) -> None:
+    """Make room for a job in `path`: remove an ended one, or the link to it, and nothing else."""
     record = _read(path)
-    if record is None:
-        if path.is_dir() and not any(path.iterdir()):
-            return
-        raise BadInput(
-            f"{path} exists and is not the directory of a job; choose another --name or --directory"
-        )
-    if record.state in ("starting", "running"):
+    if record is not None and record.state in ("starting", "running"):
         raise BadInput(
             f"job {record.name!r} is running in {path} (pid {record.pid}); stop it with `shoal stop "
             f"{record.name}`, or choose another --name or --directory"
         )
-    _remove(path)
-    if ours and path.is_symlink():
+    if path.is_symlink():
         path.unlink()
+    elif record is not None:
+        _remove(path)
+    elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise BadInput(
+            f"{path} exists and is not the directory of a job; choose another --name or --directory"
+        )
 
 
 def _remove(path: Path) -> None:
     """Remove what a job wrote; its directory too if nothing else is in it."""
-    if path.is_symlink():
-        return  # chosen by the user: only the job that runs there again makes room in it
-    for entry in path.iterdir():
-        if entry.name in _OURS:
-            shutil.rmtree(entry, ignore_errors=True)
-        elif entry.name in (_RECORD, f".{_RECORD}"):
-            entry.unlink()
+    for folder in _OURS:
+        shutil.rmtree(path / folder, ignore_errors=True)
+    for file in (_RECORD, f".{_RECORD}"):
+        (path / file).unlink(missing_ok=True)
     with suppress(OSError):
         path.rmdir()
 

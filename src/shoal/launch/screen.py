@@ -116,7 +116,8 @@ class Screen:
         if self._live is not None:
             if now >= self._shown_at + _LIVE_EVERY_S:
                 self._shown_at = now
-                self._live.update(board.table(), refresh=True)
+                live = self._live
+                self._draw(lambda: live.update(board.table(), refresh=True))
         elif changed and now >= self._shown_at + _PLAIN_EVERY_S:
             self._shown_at = now
             self.note(board.line())
@@ -124,13 +125,21 @@ class Screen:
     def close(self) -> None:
         """Take the progress off the screen."""
         if self._live is not None:
-            self._live.stop()
+            self._draw(self._live.stop)
             self._live = None
 
     def _print(self, lines: list[Text]) -> None:
         # At once: each print draws the table anew.
         assert self._live is not None
-        self._live.console.print(Text("\n").join(lines), soft_wrap=True)
+        live = self._live
+        self._draw(lambda: live.console.print(Text("\n").join(lines), soft_wrap=True))
+
+    def _draw(self, draw: Callable[[], None]) -> None:
+        try:
+            draw()
+        except OSError:  # the terminal is gone; SIGHUP says what that means
+            self._live = None
+            self._out.silence()
 
 
 def _painted(prefix: str, colour: str, line: bytes) -> Text:
@@ -166,7 +175,11 @@ class _Stream:
                 elif self._interrupted():
                     return
         except OSError:
-            self._gone = True
-            # Or the interpreter would complain when it flushes at its end.
-            with Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), self.file.fileno())
+            self.silence()
+
+    def silence(self) -> None:
+        """Write nothing any more."""
+        self._gone = True
+        # Or the interpreter would complain when it flushes at its end.
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())

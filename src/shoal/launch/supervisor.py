@@ -44,6 +44,8 @@ _TICK_S = 0.25
 # While processes are ending there is something to look at more often.
 _ENDING_TICK_S = 0.02
 _TERMINATE_S = 5.0
+# What the kernel holds on to (a hanging file system) does not even die by SIGKILL.
+_GIVE_UP_S = 30.0
 # The pipes of a worker that is gone with all that it started are read to their end; this is for one whose
 # other end somebody else has got hold of.
 _DRAIN_S = 3.0
@@ -90,9 +92,10 @@ class _Signals:
 
 def run_job(options: JobOptions) -> int:
     """Run a job to its end; its exit code. Must be called in the main thread of a process without others."""
-    record = make_job_directory(options)
     with ExitStack() as stack:
+        # First: from the moment that there is a job to be seen, a signal ends it in order.
         signals = stack.enter_context(_Signals())
+        record = make_job_directory(options)
         log = LogFile(record.path / "logs" / "job.log")
         stack.callback(log.close)
         screen = Screen(log, lambda: signals.count > 0)
@@ -326,8 +329,11 @@ class _Job:
             for worker in self._workers.values():
                 worker.terminate()
         elif now >= self._kill_at:
-            for worker in self._workers.values():
+            for worker in list(self._workers.values()):
                 worker.kill()
+                if now >= self._kill_at + _GIVE_UP_S:
+                    self._screen.note(f"{worker.name} (pid {worker.pid}) cannot be killed; look at it", "red")
+                    del self._workers[worker.rank]
 
     def _clean_up(self, worker: Worker, now: float) -> None:
         """Forget a worker that has ended, once what it had started is gone and its pipes are read."""
@@ -349,10 +355,9 @@ class _Job:
             self._last_words = worker.tail.reason()
 
     def _kill_all(self) -> None:
+        """For an end that was not foreseen, such as a mistake in this file."""
         for worker in self._workers.values():
-            while worker.kill():
-                time.sleep(_ENDING_TICK_S)
-            worker.reap()
+            worker.kill()
 
     # The end.
 

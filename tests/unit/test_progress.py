@@ -1,0 +1,127 @@
+"""The progress files of workers, and the board that reads them."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.errors import BadInput
+from shoal.launch.board import Board
+from shoal.train.progress import Progress, ProgressReport, progress_path, read_progress
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "progress").mkdir()
+    return tmp_path
+
+
+def write(job: Path, rank: int, **fields: object) -> None:
+    progress_path(job, rank).write_text(json.dumps({"rank": rank, **fields}))
+
+
+def test_the_first_report_is_there_at_once(job: Path) -> None:
+    report = ProgressReport(job, rank=2)
+    read = read_progress(progress_path(job, 2))
+    report.close()
+    assert read == report.value or read.state == "joined"
+    assert read.pid == os.getpid()
+
+
+def test_the_last_report_is_written_at_the_end(job: Path) -> None:
+    report = ProgressReport(job, rank=0)
+    for step in range(100):
+        report.update(step=step, clock=step, samples=32 * step, loss=np.float32(0.5), metrics={"auc": 0.75})
+    report.close()
+    report.close()
+    read = read_progress(progress_path(job, 0))
+    assert read == report.value
+    assert (read.step, read.loss, read.metrics, read.state) == (99, 0.5, {"auc": 0.75}, "ended")
+    assert [path.name for path in (job / "progress").iterdir()] == ["0.json"]
+
+
+def test_what_was_said_last_before_waiting_is_written_by_itself(job: Path) -> None:
+    report = ProgressReport(job, rank=0)
+    report.update(step=1)
+    report.update(step=2, state="waiting", waiting_for=(1, 3))
+    end = time.monotonic() + 30
+    while (read := read_progress(progress_path(job, 0))) is None or read.step != 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert read.waiting_for == (1, 3)
+    report.close()
+
+
+def test_without_a_job_nothing_is_written() -> None:
+    report = ProgressReport(rank=0)
+    report.update(step=1)
+    report.close()
+    assert (report.value.step, report.value.state) == (1, "ended")
+
+
+@pytest.mark.parametrize("change", [{"rank": 1}, {"speed": 2}, {"metrics": {str(i): 0 for i in range(65)}}])
+def test_what_cannot_be_reported_is_said(change: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        ProgressReport(rank=0).update(**change)
+
+
+def test_a_forked_child_says_nothing(job: Path) -> None:
+    report = ProgressReport(job, rank=0)
+    child = os.fork()
+    if child == 0:
+        report.update(step=77)
+        report.close()
+        os._exit(0 if report.value.step == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    report.close()
+
+
+def test_a_lost_directory_does_not_end_training(tmp_path: Path) -> None:
+    report = ProgressReport(tmp_path / "gone", rank=0)
+    report.update(step=1)
+    report.close()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": "x"}', '{"step": 1}'])
+def test_a_file_that_is_not_ours_counts_as_none(job: Path, text: str) -> None:
+    progress_path(job, 0).write_text(text)
+    assert read_progress(progress_path(job, 0)) is None
+
+
+def test_the_board_counts_over_workers(job: Path) -> None:
+    board = Board(job, 3)
+    assert not board.refresh()
+    write(job, 0, clock=4, samples=100, loss=1.0, joined=10.0, time=12.0, state="training")
+    write(job, 1, clock=6, samples=300, loss=2.0, joined=11.0, time=14.0, waiting_for=[2], state="waiting")
+    assert board.refresh()
+    assert not board.refresh()
+    counters = board.counters()
+    assert (counters["samples"], counters["steps"], counters["loss"]) == (400, 10, 1.5)
+    assert counters["samples_per_s_mean"] == 100
+    assert board.missing() == [2]
+    assert board.waiting_for(2) == [1]
+    assert board.line() == (
+        "step 4-6, 0 samples/s, loss 1.5, not joined: worker 2, worker 1 waits for worker 2"
+    )
+
+
+def test_the_board_measures_recent_speed(job: Path) -> None:
+    board = Board(job, 1)
+    for second in range(30):
+        samples = 10 * second if second < 15 else 150 + 100 * (second - 15)
+        write(job, 0, samples=samples, time=1000.0 + second, joined=1000.0, state="training")
+        board.refresh()
+    assert board.views[0].samples_per_s == pytest.approx(100)
+    board.views[0].ended = True
+    assert board.views[0].samples_per_s == 0
+
+
+def test_the_table_has_a_row_for_each_worker(job: Path) -> None:
+    write(job, 1, step=5, loss=0.123456, waiting_for=[0])
+    board = Board(job, 2)
+    board.refresh()
+    assert board.table().row_count == 2
+    assert Progress(rank=0).state == "joined"
