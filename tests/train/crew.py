@@ -10,7 +10,7 @@ from shoal.store.connect import connect
 from shoal.train.join import local_workers
 from shoal.train.worker import Worker
 
-JOIN_S = 60.0
+JOIN_S = 15.0
 
 
 def run_workers(

@@ -91,4 +91,4 @@ def steps(
             optimizer.step()
             if scheduler is not None:
                 scheduler.step()
-            yield float(loss)
+            yield float(loss.detach())

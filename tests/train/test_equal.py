@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from shoal.train.worker import Worker
 from tests.train.crew import run_workers
 from tests.train.models import IDS, ShoalModel, TorchModel, dense_values, initial_rows, loader, steps
+
+from shoal.train.worker import Worker
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
@@ -79,7 +79,9 @@ def loaders(samples: int, batch: int, shuffle: bool) -> Any:
     return _kept.setdefault((samples, batch, shuffle), loader(samples, batch, shuffle))
 
 
-def train(worker: Worker, name: str, samples: int, batch: int, shuffle: bool, schedule: bool, clip: float) -> Any:
+def train(
+    worker: Worker, name: str, samples: int, batch: int, shuffle: bool, schedule: bool, clip: float
+) -> Any:
     model = ShoalModel()
     if worker.rank == 0:
         dense_values(model)  # the others' values are not used: those of the first worker to register are
@@ -115,7 +117,9 @@ def test_bsp_equals_one_process(workers: int, case: tuple[str, int, int, bool, b
     results = run_workers(workers, lambda worker: train(worker, *case))
     for found, _, _, _ in results:
         for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                found[name], value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+            )
     samples, batch = case[1], case[2]
     # Every worker trained on its part and on no more: n workers that each train alone would fail here.
     parts = [len(range(b * batch, min(samples, (b + 1) * batch))) for b in range(-(-samples // batch))]

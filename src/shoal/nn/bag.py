@@ -112,7 +112,9 @@ class EmbeddingBag(TableModule):
             seen = offsets.dtype if isinstance(offsets, torch.Tensor) else type(offsets).__name__
             raise BadInput(f"{self._where}: offsets are {seen}; allowed: a tensor of int64 or int32")
         if offsets.dim() != 1 or (self.include_last_offset and not len(offsets)):
-            least = "one-dimensional, with at least one entry" if self.include_last_offset else "one-dimensional"
+            least = (
+                "one-dimensional, with at least one entry" if self.include_last_offset else "one-dimensional"
+            )
             raise BadInput(f"{self._where}: offsets have shape {tuple(offsets.shape)}; they must be {least}")
         ends = offsets.to("cpu", torch.int64)
         if not self.include_last_offset:

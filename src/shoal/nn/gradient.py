@@ -41,9 +41,7 @@ class RowGradient(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(
-        cls, dim: int, dtype: torch.dtype, device: torch.device, parts: list[Part]
-    ) -> RowGradient:
+    def __new__(cls, dim: int, dtype: torch.dtype, device: torch.device, parts: list[Part]) -> RowGradient:
         made: RowGradient = torch.Tensor._make_wrapper_subclass(cls, (0, dim), dtype=dtype, device=device)
         made.parts = parts
         return made

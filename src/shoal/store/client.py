@@ -224,6 +224,18 @@ class Client:
             self._tensor_lock.release()
         return Tensor(self._session, opened.entry, codec, is_torch(value))
 
+    def fork(self) -> Client:
+        """Another client of the same embedded store, for a thread that is a worker of its own.
+
+        Not for a store behind servers: there each worker connects.
+        """
+        self._session.check()
+        if self.address != "memory://":
+            raise BadInput(f"fork: {self.address} is not an embedded store; call shoal.connect() once more")
+        session = self._session
+        options = ClientOptions(timeout_s=session.deadline(None))
+        return Client(Session(session.core.fork(), session.address, options, session.name), self._directory)
+
     def stats(self) -> dict[str, Any]:
         """Figures of this client: lane of each server, requests, bytes, reconnects, retries."""
         self._session.check()

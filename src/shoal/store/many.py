@@ -13,16 +13,27 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shoal.config import check_timeout
 from shoal.errors import BadInput
 from shoal.store.table import Table
+from shoal.store.tensor import Tensor
 from shoal.store.ticket import Ticket
 from shoal.types import ArrayLike
 
 if TYPE_CHECKING:
     from shoal.store.client import Client
 
-__all__ = ["ManyTicket", "PullItem", "PushItem", "pull_many", "pull_many_async", "push_many", "push_many_async"]
+__all__ = [
+    "ManyTicket",
+    "PullItem",
+    "PushItem",
+    "pull_many",
+    "pull_many_async",
+    "push_many",
+    "push_many_async",
+]
 
-PullItem: TypeAlias = tuple[Table, ArrayLike]  # and its keys
-PushItem: TypeAlias = tuple[Table, ArrayLike, ArrayLike, float | None]  # keys, gradients, lr (None: the table's)
+# A table and its keys, or a tensor and None; memory for the rows may follow.
+PullItem: TypeAlias = tuple["Table | Tensor", ArrayLike] | tuple["Table | Tensor", ArrayLike, ArrayLike]
+# A table and its keys, or a tensor and None; gradients; lr (None: the table's own).
+PushItem: TypeAlias = tuple["Table | Tensor", ArrayLike, ArrayLike, float | None]
 
 
 class ManyTicket:
@@ -59,34 +70,63 @@ def pull_many(client: Client, items: Sequence[PullItem], timeout: float | None =
 
 def pull_many_async(client: Client, items: Sequence[PullItem], timeout: float | None = None) -> ManyTicket:
     """Begin to pull; the ticket's `wait` gives a list of rows."""
-    seconds = _check(client, [table for table, _ in items], timeout)
-    return ManyTicket([table.pull_async(keys, timeout=seconds) for table, keys in items], seconds)
+    seconds = _check(client, [item[0] for item in items], timeout)
+    return ManyTicket([_pull(item, seconds) for item in items], seconds)
 
 
-def push_many(client: Client, items: Sequence[PushItem], step: int = 0, timeout: float | None = None) -> None:
+def _pull(item: PullItem, seconds: float) -> Ticket:
+    handle, keys = item[0], item[1]
+    out = item[2] if len(item) == 3 else None
+    if isinstance(handle, Tensor):
+        return handle.pull_async(out, seconds)
+    return handle.pull_async(keys, out, seconds)
+
+
+def push_many(
+    client: Client,
+    items: Sequence[PushItem],
+    step: int = 0,
+    timeout: float | None = None,
+    *,
+    stage_rank: int = -1,
+) -> None:
     """Apply the gradients of each (table, keys, grads, lr); returns when all of that is done.
+
+    With `stage_rank` they are not applied but kept for the round that takes this worker's `step`.
 
     >>> import numpy as np, shoal
     >>> from shoal.store.many import push_many
     >>> client = shoal.connect("memory://")
     >>> a, b = (client.table(name, dim=2, optimizer=shoal.optim.SGD(lr=1.0)) for name in "ab")
-    >>> push_many(client, [(a, [1], np.ones((1, 2), np.float32), None), (b, [2], -np.ones((1, 2), np.float32), 0.5)])
+    >>> ones = np.ones((1, 2), np.float32)
+    >>> push_many(client, [(a, [1], ones, None), (b, [2], -ones, 0.5)])
     >>> a.pull([1]).tolist(), b.pull([2]).tolist()
     ([[-1.0, -1.0]], [[0.5, 0.5]])
     """
-    push_many_async(client, items, step, timeout).wait()
+    push_many_async(client, items, step, timeout, stage_rank=stage_rank).wait()
 
 
 def push_many_async(
-    client: Client, items: Sequence[PushItem], step: int = 0, timeout: float | None = None
+    client: Client,
+    items: Sequence[PushItem],
+    step: int = 0,
+    timeout: float | None = None,
+    *,
+    stage_rank: int = -1,
 ) -> ManyTicket:
     """Begin to push. The arrays may be reused as soon as this returns."""
     seconds = _check(client, [item[0] for item in items], timeout)
-    tickets = [table.push_async(keys, grads, lr, step, seconds) for table, keys, grads, lr in items]
-    return ManyTicket(tickets, seconds)
+    return ManyTicket([_push(item, step, stage_rank, seconds) for item in items], seconds)
 
 
-def _check(client: Client, tables: list[Table], timeout: float | None) -> float:
+def _push(item: PushItem, step: int, stage_rank: int, seconds: float) -> Ticket:
+    handle, keys, grads, lr = item
+    if isinstance(handle, Tensor):
+        return handle._push(grads, lr, step, seconds, stage_rank)._in_background()
+    return handle._push(keys, grads, lr, step, seconds, stage_rank)._in_background()
+
+
+def _check(client: Client, tables: list[Table | Tensor], timeout: float | None) -> float:
     session = client._session
     strange = [table.name for table in tables if table._session is not session]
     if strange:

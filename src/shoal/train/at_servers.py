@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from shoal.errors import BadInput
-from shoal.store.many import Push
+from shoal.store.many import PushItem
 from shoal.train.parameters import Dense, Stepped, flat
 from shoal.train.strategy import Strategy
 from shoal.train.twins import check_twin, twin_of
@@ -34,7 +34,7 @@ class AtServers(Strategy):
         share = worker.take_share()
         factor = policy.contribution_scale(share.samples, share.global_samples)
         unscale = _amp(one.optimizer)
-        pushes: list[Push] = []
+        pushes: list[PushItem] = []
         if unscale is not None:
             factor *= unscale
             pushes = self._dense_pushes(one, factor) + self.row_pushes(one.tables, factor)
@@ -51,8 +51,8 @@ class AtServers(Strategy):
     def refresh(self) -> None:
         self.pull_dense()
 
-    def _dense_pushes(self, one: Stepped, factor: float) -> list[Push]:
-        pushes: list[Push] = []
+    def _dense_pushes(self, one: Stepped, factor: float) -> list[PushItem]:
+        pushes: list[PushItem] = []
         for dense in one.dense:
             grad = dense.parameter.grad
             if grad is None:

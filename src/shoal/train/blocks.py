@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shoal import optim
-from shoal.store.many import Push
+from shoal.store.many import PushItem
 from shoal.train.parameters import Dense, FlatFloats, Stepped, flat
 from shoal.train.strategy import Strategy
 from shoal.train.twins import check_twin, twin_of
@@ -47,7 +47,7 @@ class _LocalSteps(Strategy):
         self.stepped.extend(stepped)
         self.pull_dense()
 
-    def differences(self, base: dict[int, FlatFloats]) -> list[Push]:
+    def differences(self, base: dict[int, FlatFloats]) -> list[PushItem]:
         """How far the parameters have come from `base`, as a gradient: base - now."""
         return [
             (self.tensors[id(dense.parameter)], None, base[id(dense.parameter)] - flat(dense.parameter), None)
@@ -104,9 +104,9 @@ class Blocks(_LocalSteps):
         for name, state in states.items():
             state.copy_(torch.from_numpy(self._states[name].pull()).view(state.shape))
 
-    def _state_pushes(self, states: dict[str, torch.Tensor]) -> list[Push]:
+    def _state_pushes(self, states: dict[str, torch.Tensor]) -> list[PushItem]:
         """Optimizer state travels as parameters do: the server's value minus ours, averaged."""
-        pushes: list[Push] = []
+        pushes: list[PushItem] = []
         for name, state in states.items():
             if name not in self._states:
                 zeros = np.zeros(state.numel(), np.float32)
@@ -122,7 +122,11 @@ def _state_tensors(stepped: Sequence[Stepped]) -> dict[str, torch.Tensor]:
     for one in stepped:
         for dense in one.dense:
             for key, value in one.optimizer.state.get(dense.parameter, {}).items():
-                if isinstance(value, torch.Tensor) and value.shape == dense.parameter.shape and value.is_floating_point():
+                if (
+                    isinstance(value, torch.Tensor)
+                    and value.shape == dense.parameter.shape
+                    and value.is_floating_point()
+                ):
                     found[f"{dense.name}/{key}"] = value
     return found
 
@@ -158,7 +162,7 @@ class Elastic(_LocalSteps):
     def _pull_together(self) -> None:
         self._steps = 0
         alpha = self.policy.alpha(self.worker.world_size)
-        pushes: list[Push] = []
+        pushes: list[PushItem] = []
         moves: list[tuple[Dense, FlatFloats]] = []
         for dense in self.dense:
             tensor = self.tensors[id(dense.parameter)]
@@ -213,7 +217,7 @@ class Downpour(_LocalSteps):
         self.pull_dense()
 
     def _push_sums(self) -> None:
-        pushes: list[Push] = [
+        pushes: list[PushItem] = [
             (self.tensors[id(dense.parameter)], None, self._sums[id(dense.parameter)], dense.lr)
             for dense in self.dense
             if id(dense.parameter) in self._sums

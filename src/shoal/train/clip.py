@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from shoal.nn.table_module import table_modules
+from shoal.nn.gradient import RowGradient
+from shoal.nn.module import table_modules
 
 __all__ = ["LocalClip"]
 
@@ -37,5 +38,7 @@ class LocalClip:
                 assert parameter.grad is not None
                 parameter.grad.mul_(factor)
             for module in self._tables:
-                module.scale_gradients(factor)
+                if isinstance(module.weight.grad, RowGradient):
+                    for part in module.weight.grad.parts:
+                        part.grads.mul_(factor)
         return torch.tensor(total)

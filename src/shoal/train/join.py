@@ -44,9 +44,13 @@ def join(
     policy = as_policy(sync or here.sync or "bsp")
     batch = check_batch(batch or here.batch or "split")
     if world_size < 1 or not 0 <= rank < world_size:
-        raise BadInput(f"join: rank is {rank} of {world_size} workers; ranks are 0 to {max(world_size, 1) - 1}")
+        raise BadInput(
+            f"join: rank is {rank} of {world_size} workers; ranks are 0 to {max(world_size, 1) - 1}"
+        )
     if address is None and world_size > 1:
-        raise BadInput(f"join: world_size is {world_size}; several workers need the address of servers that they share")
+        raise BadInput(
+            f"join: world_size is {world_size}; several workers need the address of servers that they share"
+        )
     name = f"worker-{rank}" if address is not None else None
     client = connect("memory://" if address is None else address, token=token, name=name)
     group = open_group(rank, world_size, _GROUP_S) if policy.dense_home in ("peers", "shared") else Lone()

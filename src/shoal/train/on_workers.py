@@ -54,7 +54,9 @@ class AllReduce(_Local):
     def before(self, one: Stepped) -> None:
         share_of_step = self.worker.take_share()
         dense = [entry for entry in one.dense if entry.parameter.requires_grad]
-        touched = torch.tensor([float(entry.parameter.grad is not None) for entry in dense] + [share_of_step.samples])
+        touched = torch.tensor(
+            [float(entry.parameter.grad is not None) for entry in dense] + [share_of_step.samples]
+        )
         self.worker.group.sum_(touched)
         total = float(touched[-1])
         # A parameter that nobody touched is left alone, as torch leaves one without gradient.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from shoal.errors import BadInput
-from shoal.nn.table_module import TableModule, table_modules
+from shoal.nn.module import TableModule, table_modules
 
 __all__ = ["Dense", "Stepped", "TableUse", "flat", "survey"]
 

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shoal import sync
 from shoal.data.loader import ShardedLoader
 from shoal.errors import BadInput, Mismatch
-from shoal.nn.table_module import TableModule, table_modules
-from shoal import sync
+from shoal.nn.module import TableModule, table_modules
 from shoal.sync import Gradient, GradientSum, Policy
 from shoal.train.at_servers import AtServers
 from shoal.train.blocks import Blocks, Downpour, Elastic
 from shoal.train.on_workers import AllReduce, Gossip, Hogwild
 from shoal.train.parameters import Stepped, TableUse, survey
+from shoal.train.passes import Passes
 from shoal.train.strategy import Strategy
 from shoal.train.twins import twin_of
 
@@ -65,7 +66,10 @@ def _prepared(worker: Worker, thing: Any, split: bool, seed: int) -> Any:
             f"prepare: an object of {type(thing).__name__} is none of these: a torch.nn.Module, a torch optimizer, a "
             f"learning-rate scheduler, a DataLoader or another iterable of batches"
         )
-    return ShardedLoader.of(worker, thing) if split else thing
+    if not split:
+        return thing
+    worker.loaders += 1
+    return Passes(worker, thing, worker.loaders - 1).loader
 
 
 def _prepare_training(
@@ -82,6 +86,7 @@ def _prepare_training(
         one.optimizer._shoal_prepared = True  # type: ignore[attr-defined]
     for model in models:
         model._shoal_prepared = True  # type: ignore[assignment]
+        worker.models.append(model)
 
 
 def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> None:

@@ -50,7 +50,9 @@ def _memory(worker: Worker, floats: int) -> torch.Tensor:
         with _lock:
             return _of_threads.setdefault((id(worker.threads), "dense"), torch.empty(floats))
     if worker.job is None:
-        raise BadInput("hogwild needs a directory that the workers of this host share: start them with `shoal run`")
+        raise BadInput(
+            "hogwild needs a directory that the workers of this host share: start them with `shoal run`"
+        )
     path = worker.job / "hogwild"
     _grow(path, 4 * floats)
     worker.barrier()

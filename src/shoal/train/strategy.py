@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shoal.store.many import Pull, Push, pull_many, push_many
+from shoal.store.many import PullItem, PushItem, pull_many, push_many
 from shoal.store.tensor import Tensor
 from shoal.train.parameters import Dense, FlatFloats, Stepped, TableUse, flat
 
@@ -60,13 +60,15 @@ class Strategy:
     def open_tensors(self, entries: Sequence[tuple[Dense, Any]], prefix: str = "") -> None:
         """Register dense parameters with these server optimizers and take over the values that are there."""
         for dense, optimizer in entries:
-            tensor = self.worker.client.tensor(prefix + dense.name, flat(dense.parameter), optimizer=optimizer)
+            tensor = self.worker.client.tensor(
+                prefix + dense.name, flat(dense.parameter), optimizer=optimizer
+            )
             self.tensors[id(dense.parameter)] = tensor
 
     def pull_dense(self) -> None:
         """Write the servers' values into the parameters, in place."""
         direct: list[tuple[Dense, FlatFloats]] = []
-        pulls: list[Pull] = []
+        pulls: list[PullItem] = []
         for dense in self.dense:
             memory = _memory(dense.parameter)
             direct.append((dense, memory))
@@ -76,9 +78,9 @@ class Strategy:
             if not _aliases(dense.parameter):
                 dense.parameter.data.copy_(torch.from_numpy(memory).view(dense.parameter.shape))
 
-    def row_pushes(self, tables: Sequence[TableUse], factor: float = 1.0) -> list[Push]:
+    def row_pushes(self, tables: Sequence[TableUse], factor: float = 1.0) -> list[PushItem]:
         """The accumulated gradients of tables, scaled."""
-        pushes: list[Push] = []
+        pushes: list[PushItem] = []
         for use in tables:
             found = use.module.gradients()
             if found is None or not use.module.weight.requires_grad:
@@ -87,7 +89,9 @@ class Strategy:
             pushes.append((use.module.table, keys, grads if factor == 1.0 else grads * factor, use.lr))
         return pushes
 
-    def push(self, pushes: Sequence[Push], *, step: int, staged: bool = False, by_staleness: bool = False) -> None:
+    def push(
+        self, pushes: Sequence[PushItem], *, step: int, staged: bool = False, by_staleness: bool = False
+    ) -> None:
         """Send one step's pushes and wait until they are applied (or staged) everywhere."""
         if pushes:
             push_many(
@@ -95,7 +99,6 @@ class Strategy:
                 pushes,
                 step=step,
                 stage_rank=self.worker.rank if staged else -1,
-                by_staleness=by_staleness,
             )
 
 

@@ -75,8 +75,11 @@ class Worker:
         self.waited_s = 0.0
         self.samples = 0.0
         self.strategy: Strategy | None = None
-        self.clip: LocalClip | None = None
+        self.steps_made = 0
+        self.models: list[torch.nn.Module] = []
+        self.loaders = 0
         self._share = Share()
+        self._units: list[tuple[int, int]] = []
         self._weight: float | None = None
         self._barriers = 0
         self._clip_norm = 0.0
@@ -164,7 +167,7 @@ class Worker:
 
     # What the parts of a job call.
 
-    def on_unit(self, epoch: int, unit: int, samples: int, global_samples: int) -> None:
+    def drew(self, epoch: int, unit: int, samples: int, global_samples: int) -> None:
         """A batch was handed to the loop, or an empty part was passed over."""
         self._share.samples += samples
         self._share.global_samples += global_samples
@@ -172,27 +175,39 @@ class Worker:
 
     def take_share(self) -> Share:
         """What the step that now ends was made of; the next begins."""
-        share, self._share = self._share, Share(units=[])
-        self._units = share.units
+        share, self._share = self._share, Share()
+        self._units += share.units
         if self._weight is not None:
             share.samples, self._weight = self._weight, None
         elif not share.units:
             share.samples = share.global_samples = 1.0
         return share
 
+    def forget_share(self) -> None:
+        """The batches since the last step were only read."""
+        self._share = Share()
+
+    def trains(self) -> bool:
+        """Whether a prepared model is in training mode."""
+        return any(model.training for model in self.models)
+
     def abstain(self) -> None:
-        """Take part in a round with nothing: this worker's part of the batch was empty."""
-        share = self.take_share()
-        if self.policy.staged:
-            self._units = share.units
-            self.advance(weight=0.0)
+        """Take part in a step with nothing: this worker's part of the batch was empty."""
+        assert self.strategy is not None
+        for one in self.strategy.stepped:
+            one.optimizer.zero_grad()
+            one.optimizer.step()
+
+    def pass_over(self) -> None:
+        """The pass is over on every worker: clocks are equal again, parameters come up to date."""
+        assert self.strategy is not None
+        self.step = max(self.rounds.state()["clocks"])
+        self.strategy.refresh()
 
     def advance(self, weight: float, lr: float = math.nan) -> None:
         """End the step: wait until the next may begin."""
         units, self._units = self._units, []
-        done = self.rounds.advance(
-            self.step, weight=weight, lr=lr, clip=self._clip_norm, units=units
-        )
+        done = self.rounds.advance(self.step, weight=weight, lr=lr, clip=self._clip_norm, units=units)
         if self._norm_wanted is not None:
             self._norm_wanted.fill_(done.norm)
         self._clip_norm, self._norm_wanted = 0.0, None
@@ -200,11 +215,10 @@ class Worker:
         self.waited_s += done.waited_s
         self.samples += weight
         self.step = done.step
+        self.steps_made += 1
         self.progress.update(
             step=self.step, clock=self.step, samples=int(self.samples), epoch=self.epoch, state="training"
         )
-
-    _units: list[tuple[int, int]] = []
 
     def __enter__(self) -> Worker:
         return self
