@@ -276,6 +276,7 @@ Link::Progress Link::send(const std::function<std::shared_ptr<Request>()>& next)
       Header header = current_->header;
       header.kind = static_cast<uint16_t>(descriptor < 0 ? Kind::segment_gone : Kind::segment);
       header.request = id;
+      header.flags = 0;
       head_ = encode_head(header, {}, 0);
       attach_ = descriptor;
       pieces_.assign(1, head_);
