@@ -1,0 +1,51 @@
+"""What a source of batches gives to the loop: a unit with its batch, or the word that there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shoal.data.ledger import Ledger
+from shoal.data.plan import Done
+
+__all__ = ["NO_UNIT", "Count", "Handed", "Source"]
+
+# The unit of a step in which others have a batch and this worker has none to abstain from.
+NO_UNIT = -1
+
+Count = Callable[[Any], int]
+
+
+@dataclass(frozen=True)
+class Handed:
+    """One unit: its samples (0: an empty part, no batch), those of its global batch, and the batch."""
+
+    unit: int
+    samples: int
+    global_samples: int
+    batch: Any = None
+
+
+class Source(Protocol):
+    """Where batches come from: by index from a map-style dataset, or in turn from anything that iterates."""
+
+    def __len__(self) -> int:
+        """How many batches this worker sees in a pass, static order assumed; TypeError where nobody knows."""
+        ...
+
+    def start(self, epoch: int, ledger: Ledger, done: Done) -> Iterator[Handed]:
+        """The units of a pass but those that are `done`. Randomness is drawn when this is called."""
+        ...
+
+    def skip(self, epoch: int) -> None:
+        """Pass over a pass, leaving all randomness as it would."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Where randomness stands, as plain values."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put randomness back."""
+        ...

@@ -1,0 +1,223 @@
+"""Batches of a map-style dataset: batches of indexes are cut first, then only this worker's part is fetched.
+
+The fetching is done by a DataLoader of the user's settings whose sampler is ours. Its worker processes draw
+ahead of the loop, so what each fetched batch is stands in a queue beside it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader
+
+from shoal.data.handed import NO_UNIT, Count, Handed
+from shoal.data.ledger import Ledger
+from shoal.data.order import Order
+from shoal.data.plan import Done, Plan
+from shoal.errors import BadInput
+
+__all__ = ["IndexedSource", "copy_of"]
+
+
+class IndexedSource:
+    """A map-style dataset behind a DataLoader."""
+
+    def __init__(self, loader: DataLoader[Any], plan: Plan, *, rank: int, seed: int, count: Count) -> None:
+        _refuse_divided(loader)
+        self._rank, self._count = rank, count
+        # Without batches of indexes there is nothing to cut: what a sampler gives is one item, and a unit.
+        self._single = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
+        self._plan = Plan(plan.workers, "each") if self._single else plan
+        self._order = Order(loader, seed=seed, rank=rank)
+        self._feed = _Feed()
+        sampler = (
+            {"batch_sampler": self._feed} if loader.batch_sampler is not None else {"sampler": self._feed}
+        )
+        size = {} if loader.batch_sampler is not None else {"batch_size": None}
+        self._fetching = copy_of(loader, generator=self._order.seeds, **sampler, **size)
+        if self._order.length == 0:
+            raise BadInput(f"{_described(loader)}: there is no batch in it")
+
+    def __len__(self) -> int:
+        batches = self._order.length
+        if batches is None:
+            raise TypeError("the loader's sampler has no length")
+        if self._plan.batch == "split":
+            return batches
+        return (batches - self._rank + self._plan.workers - 1) // self._plan.workers
+
+    def start(self, epoch: int, ledger: Ledger, done: Done) -> Iterator[Handed]:
+        drawn = self._order.begin(epoch)
+        length = self._order.length
+        batches: _Batches
+        if ledger.ordered and self._order.known and length is not None:
+            batches = _Streamed(drawn, length)
+        else:
+            # By lease a unit can be any, also one that came back. And all workers must have drawn alike when
+            # the next pass begins, however much of this one each has trained.
+            batches = _Kept(drawn)
+        if len(batches) == 0:
+            raise BadInput(f"pass {epoch}: the loader's sampler gave no batch")
+        return self._pass(epoch, batches, ledger, done)
+
+    def skip(self, epoch: int) -> None:
+        self._order.skip(epoch)
+
+    def state(self) -> dict[str, Any]:
+        return self._order.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._order.load(state)
+
+    def _pass(self, epoch: int, batches: _Batches, ledger: Ledger, done: Done) -> Iterator[Handed]:
+        total = self._plan.units(len(batches))
+        while True:
+            units = ledger.units(epoch, total)
+            left = units if ledger.remembers else (unit for unit in units if unit not in done)
+            yield from self._fetch(batches, left)
+            if ledger.finish(epoch):
+                break
+        if ledger.ordered and self._plan.idle(self._rank, len(batches)):
+            yield Handed(NO_UNIT, 0, 0)
+
+    def _fetch(self, batches: _Batches, units: Iterable[int]) -> Iterator[Handed]:
+        queue: deque[Handed] = deque()
+        self._feed.parts = self._parts(batches, units, queue.append)
+        fetched = iter(self._fetching)
+        ended = object()
+        while True:
+            batch = next(fetched, ended)
+            # Empty parts drawn before this batch come first; with none after them they come at the end.
+            while queue and not queue[0].samples:
+                yield queue.popleft()
+            if batch is ended:
+                break
+            now = queue.popleft()
+            samples = self._count(batch) if self._single else now.samples
+            yield Handed(now.unit, samples, samples if self._single else now.global_samples, batch)
+        assert not queue, f"{len(queue)} units were drawn and not fetched"
+
+    def _parts(
+        self, batches: _Batches, units: Iterable[int], announce: Callable[[Handed], None]
+    ) -> Iterator[Any]:
+        """What the fetching loader draws: the indexes of this worker's units, each announced first."""
+        for unit in units:
+            batch, part = self._plan.place(unit)
+            whole = batches.at(batch)
+            if self._single:
+                announce(Handed(unit, 1, 1))
+                yield whole
+                continue
+            begin, end = self._plan.bounds(part, len(whole))
+            announce(Handed(unit, end - begin, len(whole)))
+            if begin < end:
+                yield _cut(whole, begin, end)
+        batches.finish()
+
+
+class _Feed:
+    """The sampler of the fetching loader: what is in `parts` when a pass begins."""
+
+    parts: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.parts
+
+
+class _Streamed:
+    """The global batches of a pass in order, drawn as they are needed and not kept, as torch does."""
+
+    def __init__(self, drawn: Iterator[Any], length: int) -> None:
+        self._drawn, self._length = drawn, length
+        self._next = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def at(self, batch: int) -> Any:
+        """Batch number `batch`, which is beyond the last one asked for."""
+        assert batch >= self._next
+        for found in self._drawn:
+            self._next += 1
+            if self._next > batch:
+                return found
+        raise BadInput(
+            f"the loader's sampler ended after {self._next} of {self._length} batches; its length is wrong"
+        )
+
+    def finish(self) -> None:
+        """Draw what is left, so that generators stand where torch leaves them."""
+        for _ in self._drawn:
+            self._next += 1
+
+
+class _Kept:
+    """The global batches of a pass, all drawn at once."""
+
+    def __init__(self, drawn: Iterator[Any]) -> None:
+        self._batches = [_packed(batch) for batch in drawn]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def at(self, batch: int) -> Any:
+        """Batch number `batch`, in any order."""
+        return self._batches[batch]
+
+    def finish(self) -> None:
+        """Nothing is left to draw."""
+
+
+_Batches = _Streamed | _Kept
+
+
+def _packed(batch: Any) -> Any:
+    """The same indexes in less memory: a list of ints costs five times its numbers."""
+    if isinstance(batch, list) and all(type(index) is int for index in batch):
+        return array("q", batch)
+    return batch if hasattr(batch, "__getitem__") or not isinstance(batch, Iterable) else list(batch)
+
+
+def _cut(batch: Any, begin: int, end: int) -> Any:
+    part = batch[begin:end]
+    return part.tolist() if isinstance(part, array) else part
+
+
+def copy_of(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:
+    """A DataLoader of the same dataset and settings, but for `changed`. Batches come in the order drawn."""
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise BadInput(
+            f"{type(loader).__name__} has an __iter__ of its own, which a divided loader cannot use; give a "
+            f"plain torch DataLoader, or any other iterable of batches, which workers then take in turn"
+        )
+    settings: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+        "pin_memory_device": loader.pin_memory_device,
+    }
+    return DataLoader(loader.dataset, **settings, **changed)
+
+
+def _refuse_divided(loader: DataLoader[Any]) -> None:
+    """A sampler that already takes a part would leave data out when it is cut again."""
+    for sampler in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if getattr(sampler, "num_replicas", 1) != 1:
+            raise BadInput(
+                f"the loader's {type(sampler).__name__} divides the data itself; Shoal does so, too. Give a "
+                f"loader with shuffle=True or a sampler of all the data"
+            )
+
+
+def _described(loader: DataLoader[Any]) -> str:
+    size = f"{len(loader.dataset)} samples" if hasattr(loader.dataset, "__len__") else "its dataset"
+    dropped = f", batch_size={loader.batch_size} and drop_last=True" if loader.drop_last else ""
+    return f"the loader is empty ({size}{dropped})"

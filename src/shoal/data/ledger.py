@@ -1,0 +1,121 @@
+"""Who trains which units of a pass. A static ledger is a rule; a leased one asks the job's ledger as it goes.
+
+That a unit is done is not said here: the worker says it with the step that used it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Protocol, TypeAlias
+
+from shoal.errors import BadInput, Internal
+
+__all__ = ["LEASE_UNITS_MAX", "Lease", "LeasedLedger", "Ledger", "StaticLedger"]
+
+# lease(rank, epoch, want) gives ranges [begin, end) of `want` units at most; nothing: none are left just now.
+Lease: TypeAlias = Callable[[int, int, int], Sequence[tuple[int, int]]]
+
+# However fast a step is, a worker that dies takes no more units down with it than this.
+LEASE_UNITS_MAX = 4096
+# A worker asks at least so often in a pass, or the first one to measure a fast step would take all of it.
+_LEASES_A_PASS = 8
+
+
+class Ledger(Protocol):
+    """Hands out the units of a pass to one worker. Derive from it: all but `units` has a default."""
+
+    # Whether units come in rising order, so that the order of samples need not be kept.
+    ordered: ClassVar[bool] = False
+    # Whether it knows itself what was done before a restart.
+    remembers: ClassVar[bool] = False
+
+    def units(self, epoch: int, total: int) -> Iterator[int]:
+        """The units that this worker shall train, of `total`; drawn one by one, some ahead of their use."""
+        ...
+
+    def spent(self, seconds: float) -> None:
+        """A unit took the loop this long."""
+        return
+
+    def finish(self, epoch: int) -> bool:
+        """All that was handed out is trained. False: units came back from others, ask `units` again."""
+        return True
+
+
+class StaticLedger(Ledger):
+    """Worker `rank` takes every unit u with u % n == rank: in step b all workers train batch b.
+
+    `open(epoch, total)`, if given, is told the size of a pass before its first unit.
+
+    >>> list(StaticLedger(1, 3).units(0, 9))
+    [1, 4, 7]
+    """
+
+    ordered = True
+
+    def __init__(self, rank: int, n: int, *, open: Callable[[int, int], object] | None = None) -> None:
+        _check_rank(rank, n)
+        self.rank, self.n = rank, n
+        self._open = open
+
+    def units(self, epoch: int, total: int) -> Iterator[int]:
+        if self._open is not None:
+            self._open(epoch, total)
+        return iter(range(self.rank, total, self.n))
+
+
+class LeasedLedger(Ledger):
+    """Asks `lease` for about a second of work at a time, at least one unit.
+
+    `open(epoch, total)` is told the size of a pass before the first lease; `end(rank, epoch)` is called when
+    nothing is left to lease and all of this worker's units are trained: it waits for the others and says
+    whether the pass is over.
+    """
+
+    remembers = True
+
+    def __init__(
+        self,
+        rank: int,
+        n: int,
+        lease: Lease,
+        *,
+        open: Callable[[int, int], object] | None = None,
+        end: Callable[[int, int], bool] | None = None,
+        lease_s: float = 1.0,
+    ) -> None:
+        _check_rank(rank, n)
+        self.rank, self.n = rank, n
+        self._lease, self._open, self._end = lease, open, end
+        self._lease_s = lease_s
+        self._unit_s: float | None = None
+
+    def units(self, epoch: int, total: int) -> Iterator[int]:
+        if self._open is not None:
+            self._open(epoch, total)
+        while ranges := self._lease(self.rank, epoch, self.want(total)):
+            for begin, end in ranges:
+                if not 0 <= begin < end <= total:
+                    raise Internal(
+                        f"the ledger leased units {begin} to {end} of pass {epoch}, which has {total}"
+                    )
+                yield from range(begin, end)
+
+    def want(self, total: int) -> int:
+        """How many units the next lease asks for, in a pass of `total`."""
+        if self._unit_s is None:
+            return 1
+        timed = self._lease_s / max(self._unit_s, 1e-9)
+        return max(1, min(int(timed), total // (_LEASES_A_PASS * self.n), LEASE_UNITS_MAX))
+
+    def spent(self, seconds: float) -> None:
+        # A moving mean over about five units: follows a change of speed, forgets a single slow step.
+        self._unit_s = seconds if self._unit_s is None else 0.8 * self._unit_s + 0.2 * seconds
+
+    def finish(self, epoch: int) -> bool:
+        return True if self._end is None else bool(self._end(self.rank, epoch))
+
+
+def _check_rank(rank: int, n: int) -> None:
+    if n < 1 or not 0 <= rank < n:
+        raise BadInput(f"rank is {rank} of {n} workers; it must be from 0 to n - 1")

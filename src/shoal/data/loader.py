@@ -1,0 +1,187 @@
+"""The loader that `worker.prepare` returns: this worker's part of each pass over the data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from shoal.data.handed import NO_UNIT, Count, Handed, Source
+from shoal.data.in_turn import InTurnSource
+from shoal.data.indexed import IndexedSource
+from shoal.data.ledger import Ledger, StaticLedger
+from shoal.data.plan import BatchMode, Done, Plan
+from shoal.data.samples import samples_in
+from shoal.errors import BadInput
+
+__all__ = ["NO_UNIT", "ShardedLoader"]
+
+OnUnit = Callable[[int, int, int], object]
+OnPass = Callable[[int], object]
+
+_STATE_VERSION = 1
+
+
+class ShardedLoader:
+    """Iterates worker `rank`'s part of a DataLoader, or of any iterable of batches.
+
+    The loader's batch_size is the global batch. Each global batch is cut into `n` contiguous parts before
+    anything is fetched; which of them this worker trains says `ledger` (default: part `rank` of each). With
+    batch="each" whole batches are handed out. Iterable datasets and other iterables: whole batches in turn.
+
+    `on_unit(epoch, unit, samples)` is called when a batch is handed to the loop, and with 0 samples for an
+    empty part, for which the loop sees no batch; `global_samples` then holds the samples of the unit's global
+    batch. With the unit `NO_UNIT` and 0 samples others have a batch in this step and this worker has none.
+    `on_pass(epoch)` is called when the worker has come to the end of a pass.
+
+    `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
+    samples a batch of an iterable holds.
+
+    A pass ends with the loop; the next `for` runs the next one. Not for use by several threads at once.
+
+    >>> from torch.utils.data import DataLoader
+    >>> batches = DataLoader(range(8), batch_size=4)
+    >>> [batch.tolist() for batch in ShardedLoader(batches, rank=1, n=2)]
+    [[2, 3], [6, 7]]
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any] | Iterable[Any],
+        rank: int,
+        n: int,
+        ledger: Ledger | None = None,
+        *,
+        batch: BatchMode = "split",
+        on_unit: OnUnit | None = None,
+        on_pass: OnPass | None = None,
+        seed: int = 0,
+        count: Count = samples_in,
+    ) -> None:
+        plan = Plan(n, batch)
+        self._ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
+        self._loader, self._plan = loader, plan
+        self._on_unit, self._on_pass = on_unit, on_pass
+        self._source = _source(loader, plan, rank=rank, seed=seed, count=count)
+        self._epoch = 0
+        self._begun = False  # whether pass `_epoch` was begun, and so the next `for` runs another
+        self._start_epoch = 0
+        self._start_done = Done(n)
+        self._done = Done(n)
+        self._pass_state: dict[str, Any] = {}
+        self.global_samples = 0
+
+    @property
+    def epoch(self) -> int:
+        """The pass that runs; between passes, the one that the next `for` runs."""
+        return self._epoch
+
+    @property
+    def leased(self) -> bool:
+        """Whether the ledger decides what this worker trains; false for batches in turn."""
+        return isinstance(self._source, IndexedSource) and not self._ledger.ordered
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next `for` run this pass; those in between are passed over, as if they were trained."""
+        if not isinstance(epoch, int) or epoch < self._epoch:
+            raise BadInput(f"set_epoch: epoch is {epoch!r}; the loader is at {self._epoch} already")
+        if epoch == self._epoch:
+            return
+        for skipped in range(self._epoch + self._begun, epoch):
+            self._source.skip(skipped)
+        self._move_to(epoch)
+
+    def set_start(self, epoch: int, done_units: Iterable[int] = ()) -> None:
+        """For a worker that is started again: passes before `epoch` are finished and yield no batch, and of
+        `epoch` itself these units are done. A ledger that remembers (`LeasedLedger`) is believed instead.
+        """
+        self._start_epoch = epoch
+        self._start_done = Done(self._plan.workers, done_units)
+
+    def __len__(self) -> int:
+        """Batches of a pass in static order: all global ones; in turn, this worker's. Empty parts count."""
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._begun:
+            self._move_to(self._epoch + 1)
+        epoch = self._epoch
+        self._begun = True
+        if epoch < self._start_epoch:
+            self._source.skip(epoch)
+            self._move_to(epoch + 1)
+            return iter(())
+        before = self._start_done if epoch == self._start_epoch else Done(self._plan.workers)
+        self._done = before.copy()
+        self._pass_state = self._source.state()
+        return self._pass(epoch, self._source.start(epoch, self._ledger, before), self._done)
+
+    def _pass(self, epoch: int, handed: Iterator[Handed], done: Done) -> Iterator[Any]:
+        before: float | None = None
+        for one in handed:
+            if one.unit != NO_UNIT:
+                done.add(one.unit)
+            self.global_samples = one.global_samples
+            if self._on_unit is not None:
+                self._on_unit(epoch, one.unit, one.samples)
+            if not one.samples and one.batch is None:
+                continue
+            now = time.perf_counter()
+            if before is not None:
+                self._ledger.spent(now - before)
+            before = now
+            yield one.batch
+        if self._on_pass is not None:
+            self._on_pass(epoch)
+        if self._epoch == epoch:
+            self._move_to(epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, as values that JSON can hold: a batch counts once the loop has it."""
+        return {
+            "version": _STATE_VERSION,
+            "epoch": self._epoch,
+            "workers": self._plan.workers,
+            "batch": self._plan.batch,
+            "done": self._done.to_plain() if self._begun else {},
+            "source": self._pass_state if self._begun else self._source.state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken: the next `for` yields what was left of that pass.
+
+        The number of workers and the way of cutting must be the same. Under leases the store's ledger says
+        what is left, and must have been restored to the same instant.
+        """
+        own = {"version": _STATE_VERSION, "workers": self._plan.workers, "batch": self._plan.batch}
+        for name, value in own.items():
+            if state.get(name) != value:
+                raise BadInput(
+                    f"the loader's state has {name}={state.get(name)!r}; this loader has {value!r}"
+                )
+        self._source.load(state["source"])
+        self._move_to(int(state["epoch"]))
+        self._start_epoch = self._epoch
+        self._start_done = Done.from_plain(self._plan.workers, state["done"])
+
+    def __getattr__(self, name: str) -> Any:
+        # What scripts read off a DataLoader: dataset, batch_size, sampler, collate_fn, ...
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def _move_to(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._begun = False
+
+
+def _source(
+    loader: DataLoader[Any] | Iterable[Any], plan: Plan, *, rank: int, seed: int, count: Count
+) -> Source:
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        return IndexedSource(loader, plan, rank=rank, seed=seed, count=count)
+    if not hasattr(loader, "__iter__"):
+        raise BadInput(f"a loader is a DataLoader or an iterable of batches, not {type(loader).__name__}")
+    return InTurnSource(loader, plan.workers, rank=rank, seed=seed, count=count)
