@@ -84,7 +84,7 @@ class ShardedLoader:
         return isinstance(self._source, IndexedSource) and not self._ledger.ordered
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `for` run this pass; those in between are passed over, as if they had been trained."""
+        """Make the next `for` run this pass; those in between are passed over, as if they were trained."""
         if not isinstance(epoch, int) or epoch < self._epoch:
             raise BadInput(f"set_epoch: epoch is {epoch!r}; the loader is at {self._epoch} already")
         if epoch == self._epoch:

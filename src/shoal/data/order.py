@@ -71,7 +71,10 @@ class Order:
     @property
     def length(self) -> int | None:
         """How many batches the sampler says it gives, if it says so."""
-        return len(self._sampler) if hasattr(self._sampler, "__len__") else None
+        try:
+            return len(self._sampler)
+        except (TypeError, NotImplementedError):  # a BatchSampler has a length only if its sampler has
+            return None
 
     def begin(self, epoch: int) -> Iterator[Any]:
         """The index batches of a pass, drawn when asked for; the workers' seed is drawn now, as in torch."""
