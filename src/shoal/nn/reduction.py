@@ -51,7 +51,9 @@ class _Reduce(torch.autograd.Function):
         return bags / _divisor(ends, mode, bags.dtype) if mode == "sqrtn" else bags
 
     @staticmethod
-    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+    def backward(
+        ctx: Any, *outputs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         ends, weights, rows = ctx.saved_tensors
         grad = outputs[0]
         if ctx.mode != "sum":

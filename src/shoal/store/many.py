@@ -19,10 +19,20 @@ from shoal.types import ArrayLike
 if TYPE_CHECKING:
     from shoal.store.client import Client
 
-__all__ = ["ManyTicket", "PullItem", "PushItem", "pull_many", "pull_many_async", "push_many", "push_many_async"]
+__all__ = [
+    "ManyTicket",
+    "PullItem",
+    "PushItem",
+    "pull_many",
+    "pull_many_async",
+    "push_many",
+    "push_many_async",
+]
 
 PullItem: TypeAlias = tuple[Table, ArrayLike]  # and its keys
-PushItem: TypeAlias = tuple[Table, ArrayLike, ArrayLike, float | None]  # keys, gradients, lr (None: the table's)
+PushItem: TypeAlias = tuple[
+    Table, ArrayLike, ArrayLike, float | None
+]  # keys, gradients, lr (None: the table's)
 
 
 class ManyTicket:
@@ -70,9 +80,10 @@ def push_many(client: Client, items: Sequence[PushItem], step: int = 0, timeout:
     >>> from shoal.store.many import push_many
     >>> client = shoal.connect("memory://")
     >>> a, b = (client.table(name, dim=2, optimizer=shoal.optim.SGD(lr=1.0)) for name in "ab")
-    >>> push_many(client, [(a, [1], np.ones((1, 2), np.float32), None), (b, [2], -np.ones((1, 2), np.float32), 0.5)])
+    >>> ones = np.ones((1, 2), np.float32)
+    >>> push_many(client, [(a, [1], ones, None), (b, [2], ones, 0.5)])
     >>> a.pull([1]).tolist(), b.pull([2]).tolist()
-    ([[-1.0, -1.0]], [[0.5, 0.5]])
+    ([[-1.0, -1.0]], [[-0.5, -0.5]])
     """
     push_many_async(client, items, step, timeout).wait()
 
