@@ -144,7 +144,8 @@ void bind_sync(nb::class_<PyClient>& c) {
   c.def(
       "pass_end",
       [](const PyClientPtr& self, uint32_t rank, uint64_t epoch, double timeout_s) {
-        return !ask(self, request_of(SyncVerb::pass_end, rank, epoch), timeout_s).reply.again;
+        const SyncReply reply = ask(self, request_of(SyncVerb::pass_end, rank, epoch), timeout_s).reply;
+        return reply.again ? int64_t{-1} : static_cast<int64_t>(reply.step);
       },
       nb::kw_only(), "rank"_a, "epoch"_a, "timeout_s"_a);
   c.def(

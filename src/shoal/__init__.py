@@ -8,7 +8,8 @@
 (3, 8)
 """
 
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from shoal import errors, init, optim
 from shoal.config import ClientOptions
@@ -58,14 +59,12 @@ __all__ = [
     "optim",
 ]
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from shoal import nn
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """`shoal.nn`, at its first use: it imports torch, and the rest does not."""
     if name == "nn":
-        import importlib
-
-        return importlib.import_module("shoal.nn")
+        return _importlib.import_module("shoal.nn")
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

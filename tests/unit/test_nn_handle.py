@@ -1,5 +1,7 @@
 """The handle's gradient carries the rows: whatever torch does to gradients, it does to them."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -222,7 +224,9 @@ def test_ids_changed_before_backward_are_noticed(emb: Embedding) -> None:
     ids = IDS.clone()
     output = emb(ids)
     ids.zero_()
-    with pytest.raises(RuntimeError, match=r"'items'.* modified by an in-place operation.*ids.clone\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"table 'items': ids were modified by an in-place operation.*ids.clone\(\)"
+    ):
         output.sum().backward()
 
 
@@ -261,6 +265,16 @@ def test_modules_that_share_a_handle_hand_out_their_own_rows(client: shoal.Clien
         module.bind(client)
     (one(torch.tensor([1])) + two(torch.tensor([2]))).sum().backward()
     assert (keys_of(one), keys_of(two)) == ([1], [2])
+
+
+def test_a_dropped_module_is_gone_with_its_gradients(client: shoal.Client) -> None:
+    module = Embedding("items", dim=2, optimizer=SGD)
+    module.bind(client)
+    backward(module)
+    gone = weakref.ref(module), weakref.ref(module.table)
+    del module
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
 
 
 def test_autocast_gives_float32_as_torch_does(emb: Embedding) -> None:

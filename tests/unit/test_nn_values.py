@@ -1,5 +1,6 @@
 """Embedding and EmbeddingBag give what torch's modules give on the same values, forward and backward."""
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_embedding(
 
 @st.composite
 def bags(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor | None, bool]:
-    """Indices, offsets (None where the indices have two dimensions), and whether the last offset is the end."""
+    """Indices, offsets (None for indices of two dimensions), and whether the last offset is the end."""
     if draw(st.booleans()):
         # Bags of no ids at all are refused by torch in this form, and zeros here.
         return draw(indices((draw(st.integers(0, 4)), draw(st.integers(1, 4))))), None, False
@@ -134,8 +135,9 @@ def test_sqrtn_is_the_sum_over_the_root_of_the_size(
     ends = torch.arange(len(places) + 1) * places.shape[1] if offsets is None else offsets
     if offsets is not None and not last:
         ends = torch.cat([offsets, torch.tensor([len(places)])])
-    counted = [(places.reshape(-1)[a:b] != (PADDING if padded else -1)).sum() for a, b in ends.unfold(0, 2, 1)]
-    roots = torch.tensor(counted).reshape(-1, 1).clamp(min=1).sqrt()
+    real = places.reshape(-1) != (PADDING if padded else -1)
+    sizes = [int(real[start:end].sum()) for start, end in itertools.pairwise(ends.tolist())]
+    roots = torch.tensor(sizes, dtype=torch.float32).reshape(-1, 1).clamp(min=1).sqrt()
     check(ours, theirs, ours(POOL[places], offsets), theirs(places, offsets) / roots)
 
 
@@ -143,7 +145,10 @@ def test_sqrtn_is_the_sum_over_the_root_of_the_size(
 def test_bags_without_ids_are_zeros(client: shoal.Client, mode: str) -> None:
     bag = bound(client, EmbeddingBag, False, mode=mode)
     assert bag(torch.empty(3, 0, dtype=torch.int64)).tolist() == [[0.0] * DIM] * 3
-    assert bag(torch.empty(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)).tolist() == [[0.0] * DIM] * 2
+    assert (
+        bag(torch.empty(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)).tolist()
+        == [[0.0] * DIM] * 2
+    )
 
 
 def test_ids_after_the_last_offset_are_ignored(client: shoal.Client) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from shoal.errors import BadInput
-from shoal.nn.module import Asked, TableModule
+from shoal.init import Initializer
+from shoal.nn.module import Asked, TableModule, uncompiled
 from shoal.nn.reduction import MODES, Mode, reduce_rows
+from shoal.optim import Optimizer
+from shoal.types import Codec
 
 __all__ = ["EmbeddingBag"]
 
 
 class _Bags(Asked):
-    """Ids in the order of their bags; bag i is ends[i] to ends[i + 1]. `ends` is None where each has one id."""
+    """Ids in the order of their bags; bag i is ends[i] to ends[i + 1]. No `ends`: each has one id."""
 
     __slots__ = ("ends", "weights")
 
@@ -41,16 +42,27 @@ class EmbeddingBag(TableModule):
     """
 
     def __init__(
-        self, name: str, dim: int, *, mode: Mode = "mean", include_last_offset: bool = False, **settings: Any
+        self,
+        name: str,
+        dim: int,
+        *,
+        mode: Mode = "mean",
+        include_last_offset: bool = False,
+        optimizer: Optimizer | None = None,
+        init: Initializer | None = None,
+        seed: int | None = None,
+        wire: Codec = "fp32",
+        padding_idx: int | None = None,
     ) -> None:
-        super().__init__(name, dim, **settings)
+        super().__init__(
+            name, dim, optimizer=optimizer, init=init, seed=seed, wire=wire, padding_idx=padding_idx
+        )
         if mode not in MODES:
             raise BadInput(f"mode is {mode!r}; allowed: {', '.join(MODES)}")
         self.mode: Mode = mode
         self.include_last_offset = bool(include_last_offset)
 
-    # Compiled models break their graph here: a pull is no tensor operation.
-    @torch.compiler.disable
+    @uncompiled
     def forward(
         self,
         input: torch.Tensor,

@@ -9,7 +9,7 @@ import torch
 
 from shoal.errors import BadInput
 from shoal.nn.lookup import lookup
-from shoal.nn.module import Asked, TableModule
+from shoal.nn.module import Asked, TableModule, uncompiled
 from shoal.store.many import pull_many
 from shoal.types import FloatRows
 
@@ -19,15 +19,14 @@ __all__ = ["EmbeddingCollection"]
 class EmbeddingCollection(torch.nn.Module):
     """A dict of `Embedding` and `EmbeddingBag`: a dict of ids in, a dict of vectors out, by one pull for all.
 
-    What is given for a name is what its module's forward takes: ids; or a tuple (ids, offsets[, weights]) for a
-    bag. A forward may name some of the modules only. The parameters are called as the modules are:
-    `user.weight`.
+    What is given for a name is what its module's forward takes: ids; or for a bag a tuple (ids, offsets) or
+    (ids, offsets, weights). A forward may name some of the modules only. The parameters are called as the
+    modules are: `user.weight`.
 
     >>> import torch, shoal
-    >>> sgd = shoal.optim.SGD(lr=1.0)
-    >>> user, tags = shoal.nn.Embedding("u", dim=2, optimizer=sgd), shoal.nn.EmbeddingBag("t", dim=3, optimizer=sgd)
+    >>> user, tags = shoal.nn.Embedding("users", dim=2), shoal.nn.EmbeddingBag("tags", dim=3)
     >>> both = shoal.nn.EmbeddingCollection({"user": user, "tags": tags})
-    >>> both.bind(shoal.connect("memory://"))
+    >>> both.bind(shoal.connect("memory://"), optimizer=shoal.optim.Adagrad(lr=0.05))
     >>> ids, offsets = torch.tensor([4, 5, 6]), torch.tensor([0, 2])
     >>> {name: tuple(vectors.shape) for name, vectors in both({"user": ids, "tags": (ids, offsets)}).items()}
     {'user': (3, 2), 'tags': (2, 3)}
@@ -51,8 +50,7 @@ class EmbeddingCollection(torch.nn.Module):
         for name in self:
             self[name].bind(client, optimizer)
 
-    # Compiled models break their graph here: a pull is no tensor operation.
-    @torch.compiler.disable
+    @uncompiled
     def forward(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The vectors of each name in `inputs`, in its order."""
         asked = {name: self._asked(name, given) for name, given in inputs.items()}

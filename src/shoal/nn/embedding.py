@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shoal.nn.module import Asked, TableModule
+from shoal.nn.module import Asked, TableModule, uncompiled
 
 __all__ = ["Embedding"]
 
@@ -35,8 +35,7 @@ class Embedding(TableModule):
     [[[1.0, 2.0], [0.0, 0.0]]]
     """
 
-    # Compiled models break their graph here: a pull is no tensor operation.
-    @torch.compiler.disable
+    @uncompiled
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The rows of `input`."""
         return self._run(input)

@@ -19,26 +19,35 @@ from torch.utils._pytree import tree_map_only
 
 from shoal.types import KeyArray
 
-__all__ = ["Part", "RowGradient"]
+__all__ = ["Owner", "Part", "RowGradient"]
 
 _aten = torch.ops.aten
+
+
+class Owner:
+    """Whose rows they are. Not the module itself: through torch that would be a cycle no collector sees."""
+
+    __slots__ = ("where",)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
 
 
 class Part(NamedTuple):
     """What one backward gave: float32 gradients of shape (n, dim) for n keys, which may repeat."""
 
-    owner: object
+    owner: Owner
     keys: KeyArray
     grads: torch.Tensor
 
 
 class RowGradient(torch.Tensor):
-    """A gradient of shape (0, dim) with its rows in `parts`. Detached copies share them, as they do memory."""
+    """A gradient of shape (0, dim) with its rows in `parts`. Detached ones share them, as memory."""
 
     parts: list[Part]
 
     # Subclassing by dispatch alone: torch's Python layer has nothing to add.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, dim: int, dtype: torch.dtype, device: torch.device, parts: list[Part]) -> RowGradient:
@@ -50,7 +59,7 @@ class RowGradient(torch.Tensor):
         """The empty tensor that it is to everybody else."""
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch's is untyped
         rows = sum(len(part.keys) for part in self.parts)
         return f"<gradient of a table: {rows} rows of {self.shape[1]}>"
 
@@ -58,7 +67,7 @@ class RowGradient(torch.Tensor):
         return _with_parts(self, list(self.parts))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares its C function
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         special = _SPECIAL.get(func)

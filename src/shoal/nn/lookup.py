@@ -1,8 +1,8 @@
 """Rows as torch's autograd sees them: a function of the handles, whose gradient is recorded row by row.
 
-Nothing here talks to a store; rows come in as they were pulled. One node of the graph serves all the tables of
-a forward, since with many small tables the nodes would cost more than the rows. There is no second derivative
-through the rows: what backward gives for a handle is a constant.
+Nothing here talks to a store; rows come in as they were pulled. One node of the graph serves all the tables
+of a forward, since with many small tables the nodes would cost more than the rows. There is no second
+derivative through the rows: what backward gives for a handle is a constant.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shoal.nn.gradient import Part, RowGradient
+from shoal.nn.gradient import Owner, Part, RowGradient
 from shoal.types import FloatRows
 
 __all__ = ["Pulled", "lookup"]
@@ -24,14 +24,14 @@ class Pulled(NamedTuple):
     `keys` is int64 in CPU memory. Backward leaves a part of `owner`'s in the handle's `grad`.
     """
 
-    owner: object
+    owner: Owner
     handle: torch.nn.Parameter
     keys: torch.Tensor
     rows: FloatRows
 
 
 class _Recorded(NamedTuple):
-    owner: object
+    owner: Owner
     keys: torch.Tensor
     version: int
     dim: int
@@ -83,7 +83,7 @@ class _Lookup(torch.autograd.Function):
 def _gradient(entry: _Recorded, grad: torch.Tensor) -> RowGradient:
     if entry.keys._version != entry.version:
         raise RuntimeError(
-            f"ids of {entry.owner} were modified by an in-place operation between forward and backward; "
+            f"{entry.owner.where}: ids were modified by an in-place operation between forward and backward; "
             f"hand a copy to the module: ids.clone()"
         )
     # From here on the ids are the caller's again, and loaders reuse their memory.

@@ -8,7 +8,8 @@ pull in between. Sending gradients is not done here: `gradients()` hands them ou
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch
 from shoal.config import check_name
 from shoal.errors import BadInput, Unbound
 from shoal.init import Initializer
-from shoal.nn.gradient import RowGradient
+from shoal.nn.gradient import Owner, RowGradient
 from shoal.nn.lookup import Pulled, lookup
 from shoal.nn.offer import Offer
 from shoal.nn.state import load_rows, save_rows
@@ -27,9 +28,15 @@ from shoal.store.client import Client
 from shoal.store.table import Table
 from shoal.types import ArrayLike, Codec, FloatRows, KeyArray
 
-__all__ = ["Asked", "TableModule", "table_modules"]
+__all__ = ["Asked", "TableModule", "table_modules", "uncompiled"]
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _INT64_LOW, _INT64_HIGH = -(1 << 63), 1 << 63
+
+
+def uncompiled(function: FunctionT) -> FunctionT:
+    """`function` as it is, also in a compiled model: its graph breaks here, as a pull is not of torch."""
+    return cast(FunctionT, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
 
 class Asked:
@@ -77,6 +84,7 @@ class TableModule(torch.nn.Module):
             None if padding_idx is None else _check_int("padding_idx", padding_idx, _INT64_LOW, _INT64_HIGH)
         )
         self.weight = torch.nn.Parameter(torch.empty(0, self.dim))
+        self._owner = Owner(self._where)
         self._client: Client | None = None
         self._table: Table | None = None
         self._offer: Offer | None = None
@@ -90,8 +98,8 @@ class TableModule(torch.nn.Module):
         chosen = self.optimizer or _check_kind("optimizer", optimizer, Optimizer)
         if chosen is None:
             raise BadInput(
-                f"{self._where}: no optimizer. Give the module one, "
-                f"{type(self).__name__}({self.table_name!r}, ..., optimizer=shoal.optim.Adagrad(lr=0.05)); or "
+                f"{self._where}: no optimizer. Give the module one, as in {type(self).__name__}("
+                f"{self.table_name!r}, dim={self.dim}, optimizer=shoal.optim.Adagrad(lr=0.05)); or "
                 f"bind(client, optimizer=...); or a torch optimizer that holds its handle to prepare"
             )
         self._table = client.table(
@@ -118,7 +126,8 @@ class TableModule(torch.nn.Module):
     @property
     def client(self) -> Client:
         """The client that it was bound by; raises `shoal.errors.Unbound` before `bind`."""
-        assert self.table and self._client is not None
+        table = self.table
+        assert self._client is not None, table
         return self._client
 
     def gradients(self) -> tuple[KeyArray, FloatRows] | None:
@@ -131,7 +140,7 @@ class TableModule(torch.nn.Module):
         if not isinstance(grad, RowGradient):
             return None
         # Modules may share a handle; each hands out its own rows.
-        parts = [part for part in grad.parts if part.owner is self]
+        parts = [part for part in grad.parts if part.owner is self._owner]
         if not parts:
             return None
         if len(parts) == 1:
@@ -148,9 +157,9 @@ class TableModule(torch.nn.Module):
     def offer(self, keys: ArrayLike, rows: ArrayLike) -> None:
         """Rows for the next forward: it uses them if they hold all its ids, and pulls as ever if not.
 
-        `keys` (any shape) need not be in the forward's order; `rows` is float32 of shape keys.shape + (dim,)
-        and is to be left alone until the step is over. An offer is for one forward, used or not; a new one
-        takes its place.
+        `keys` (any shape) need not be in the forward's order; `rows` is float32 of shape keys.shape + (dim,).
+        The module takes both over and may write to `rows`. An offer is for one forward, used or not; a new
+        one takes its place.
         """
         self._offer = Offer(keys, rows, self.dim, self._where)
 
@@ -171,7 +180,7 @@ class TableModule(torch.nn.Module):
         return self._answer(asked, *lookup([self._pulled(asked, rows)]))
 
     def _pulled(self, asked: Asked, rows: FloatRows) -> Pulled:
-        return Pulled(self, self.weight, asked.keys, rows)
+        return Pulled(self._owner, self.weight, asked.keys, rows)
 
     def _take_offer(self, asked: Asked) -> FloatRows | None:
         offer = self._offer

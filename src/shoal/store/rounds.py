@@ -102,13 +102,17 @@ class Rounds:
             ),
         )
 
-    def end_pass(self, epoch: int, timeout: float | None = None) -> bool:
-        """Wait until all units are done and all workers are here. False: some came back, lease again."""
-        return self._ask(
+    def end_pass(self, epoch: int, timeout: float | None = None) -> int | None:
+        """Wait until all units are done and all workers are here: the step to go on with.
+
+        None: units came back, lease again.
+        """
+        step = self._ask(
             f"the end of pass {epoch}",
             lambda seconds: self._session.core.pass_end(rank=self.rank, epoch=epoch, timeout_s=seconds),
             timeout,
         )
+        return None if step < 0 else step
 
     def report(self, epoch: int) -> dict[str, Any]:
         """How often each unit of a pass was used, and by whom."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from shoal.nn.gradient import RowGradient
@@ -26,7 +27,10 @@ class LocalClip:
         for module in self._tables:
             found = module.gradients()
             if found is not None:
-                square += float((found[1].astype("float64") ** 2).sum())
+                _, where = np.unique(found[0], return_inverse=True)
+                sums = np.zeros((int(where.max(initial=-1)) + 1, module.dim))
+                np.add.at(sums, where, found[1])
+                square += float((sums**2).sum())
         return math.sqrt(square)
 
     def clip(self, max_norm: float) -> torch.Tensor:

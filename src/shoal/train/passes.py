@@ -81,7 +81,9 @@ class Passes:
             return True
         assert worker.strategy is not None
         worker.strategy.end_pass()
-        if not worker.rounds.end_pass(self._first + epoch):
+        step = worker.rounds.end_pass(self._first + epoch)
+        if step is None:
             return False
-        worker.pass_over()
+        worker.step = step
+        worker.strategy.refresh()
         return True

@@ -141,7 +141,9 @@ class Worker:
             return
         epoch = _BARRIERS + self._barriers
         self.rounds.open_pass(epoch, 0)
-        self.rounds.end_pass(epoch, timeout)
+        step = self.rounds.end_pass(epoch, timeout)
+        assert step is not None, "a barrier has no units that could come back"
+        self.step = step
 
     def clip_grad_norm_(self, model: torch.nn.Module, max_norm: float) -> torch.Tensor:
         """Clip the gradient of the next step, dense parameters and rows together.
@@ -197,12 +199,6 @@ class Worker:
         for one in self.strategy.stepped:
             one.optimizer.zero_grad()
             one.optimizer.step()
-
-    def pass_over(self) -> None:
-        """The pass is over on every worker: clocks are equal again, parameters come up to date."""
-        assert self.strategy is not None
-        self.step = max(self.rounds.state()["clocks"])
-        self.strategy.refresh()
 
     def advance(self, weight: float, lr: float = math.nan) -> None:
         """End the step: wait until the next may begin."""
