@@ -55,16 +55,21 @@ __all__ = [
     "connect",
     "errors",
     "init",
+    "join",
     "nn",
     "optim",
+    "sync",
 ]
 
 if _typing.TYPE_CHECKING:
-    from shoal import nn
+    from shoal import nn, sync
+    from shoal.train.join import join
 
 
 def __getattr__(name: str) -> _typing.Any:
-    """`shoal.nn`, at its first use: it imports torch, and the rest does not."""
-    if name == "nn":
-        return _importlib.import_module("shoal.nn")
+    """`shoal.nn`, `shoal.join` and `shoal.sync`, at their first use: the first two import torch."""
+    if name in ("nn", "sync"):
+        return _importlib.import_module(f"shoal.{name}")
+    if name == "join":
+        return _importlib.import_module("shoal.train.join").join
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

@@ -1,0 +1,47 @@
+"""Training by real processes: one job for each word, started as users do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("training_script.py")
+WORDS = [
+    "bsp",
+    "quorum:0.5",
+    "ssp:1",
+    "asp",
+    "softsync:2",
+    "downpour:2,2",
+    "average:4",
+    "bmuf:4",
+    "easgd:3",
+    "diloco:4",
+    "allreduce",
+    "gossip",
+    "hogwild",
+]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_job_of_two_workers_and_two_servers(word: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shoal.cli", "run", "--workers", "2", "--servers", "2", "--sync", word]
+    command += ["--directory", str(tmp_path / "job"), str(SCRIPT), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for one in found:
+        assert one["final"] < 1.2, found
+        assert one["steps"] > 0 and one["samples"] > 0
+        assert one["done"] == one["units"]
+        assert one["mean"] == pytest.approx(sum(f["final"] for f in found) / 2, rel=1e-5)
+    if word not in ("quorum:0.5",):
+        assert all(one["once"] for one in found)
+    # The workers see one model when a pass is over.
+    assert found[0]["final"] == pytest.approx(found[1]["final"], rel=1e-5)
