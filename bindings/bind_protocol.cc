@@ -79,13 +79,35 @@ struct SimServer {
   SimServer(uint32_t shards, const nb::bytes& token)
       : state(std::make_shared<ServerState>(shards, to_bytes(token), 0)) {}
 
+  // Answers of the sync shard that are ready: (number of the session, frame).
+  nb::list mail() const {
+    nb::list frames;
+    for (const Mailbox::Mail& mail : mailbox->take()) {
+      Bytes frame = encode_head(mail.header, {}, mail.body.size());
+      frame.insert(frame.end(), mail.body.begin(), mail.body.end());
+      frames.append(nb::make_tuple(mail.session, to_python(frame)));
+    }
+    return frames;
+  }
+
   std::shared_ptr<ServerState> state;
+  std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>([] {});
+};
+
+// Any request; keeps the last answer's body.
+struct Question : public ClientOperation {
+  Status on_reply(const Request& request, const FrameView& frame) override {
+    answers[request.server] = Bytes(frame.body.begin(), frame.body.end());
+    return {};
+  }
+  std::map<uint32_t, Bytes> answers;
 };
 
 // A server's side of one connection. The reader sees one frame per call, as the network delivers it.
 class SimSession {
  public:
-  explicit SimSession(const SimServer& server) : state_(server.state), session_(*state_) {}
+  explicit SimSession(const SimServer& server) : state_(server.state), session_(*state_, server.mailbox) {}
+  uint64_t number() const { return session_.number(); }
 
   nb::tuple feed(const nb::bytes& bytes) {
     reader_.set_body_bytes_max(session_.proved() ? kBodyMax : kHandshakeBodyMax);
@@ -146,15 +168,17 @@ class SimClient {
 
   // The number of the operation, or 0 where 256 pushes are open.
   uint64_t push(uint32_t table, const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig>& keys,
-                const nb::ndarray<const float, nb::ndim<2>, nb::c_contig>& grads) {
+                const nb::ndarray<const float, nb::ndim<2>, nb::c_contig>& grads, int64_t stage_rank,
+                uint64_t step) {
     const TableSpec& spec = *tables_.at(table);
     const auto operation = std::make_shared<ClientOperation>();
     if (!machine_.begin(*operation, true)) return 0;
     const auto grouped = builder_.group(spec, {keys.data(), keys.size()}, false);
-    PushOptions options{.lr = NAN};
-    for (const auto& frame : builder_.plan(grouped.split, 4 * spec.dim, kPushFrameBytes)) {
-      auto request =
-          builder_.push(spec, grouped.split, frame, grads.data(), options, false, merger_, nullptr);
+    const PushItem item{
+        .table = table, .values = {grads.data(), grads.size()}, .lr = NAN, .spec = tables_.at(table)};
+    const PushOptions options{.step = step, .stage_rank = stage_rank};
+    for (const auto& frame : builder_.plan(shard_bytes(grouped.split, 4 * spec.dim + 8), kPushFrameBytes)) {
+      auto request = builder_.push(grouped.split, frame, item, options, false, merger_, nullptr);
       request->operation = operation;
       machine_.add(std::move(request));
     }
@@ -172,12 +196,36 @@ class SimClient {
     operation->out = reinterpret_cast<float*>(operation->block->bytes().data());
     machine_.begin(*operation, false);
     const auto grouped = builder_.group(*operation->spec, {keys.data(), keys.size()}, false);
-    for (const auto& frame : builder_.plan(grouped.split, 4 * operation->row_floats, kPullFrameBytes)) {
+    const auto bytes = shard_bytes(grouped.split, 4 * operation->row_floats + 8);
+    for (const auto& frame : builder_.plan(bytes, kPullFrameBytes)) {
       machine_.add(builder_.pull(operation, grouped, frame, false, merger_));
     }
     machine_.seal(*operation);
     operations_[++last_] = operation;
     return last_;
+  }
+
+  uint64_t ask(uint16_t kind, const std::vector<uint32_t>& servers, const nb::bytes& body) {
+    const auto operation = std::make_shared<Question>();
+    machine_.begin(*operation, false);
+    for (const uint32_t server : servers) {
+      auto request = std::make_shared<Request>();
+      request->operation = operation;
+      request->server = server;
+      request->header.kind = kind;
+      request->blocks.push_back(builder_.allocate(body.size(), false));
+      std::memcpy(request->blocks[0]->bytes().data(), body.c_str(), body.size());
+      request->body.push_back(request->blocks[0]->bytes().first(body.size()));
+      request->body_bytes = body.size();
+      machine_.add(std::move(request));
+    }
+    machine_.seal(*operation);
+    operations_[++last_] = operation;
+    return last_;
+  }
+
+  nb::bytes answer(uint64_t number, uint32_t server) const {
+    return to_python(dynamic_cast<const Question&>(*operations_.at(number)).answers.at(server));
   }
 
   nb::list outgoing(uint32_t server) {
@@ -241,6 +289,7 @@ void bind_protocol(nb::module_& parent) {
   nb::module_ m = parent.def_submodule("protocol", "The protocol's state machines, for simulators.");
   nb::class_<SimServer>(m, "Server")
       .def(nb::init<uint32_t, const nb::bytes&>(), "shards"_a, "token"_a)
+      .def("mail", &SimServer::mail)
       .def("counters", [](const SimServer& self) {
         const ServerCounters& c = self.state->counters;
         return counts({{"pushes", c.pushes}, {"duplicates", c.duplicates}, {"refused", c.refused}});
@@ -248,6 +297,7 @@ void bind_protocol(nb::module_& parent) {
   nb::class_<SimSession>(m, "Session")
       .def(nb::init<const SimServer&>(), "server"_a)
       .def("feed", &SimSession::feed, "frame"_a)
+      .def("number", &SimSession::number)
       .def("proved", &SimSession::proved);
   nb::class_<SimClient>(m, "Client")
       .def(nb::init<uint64_t, uint32_t, size_t, std::vector<uint32_t>>(), "client"_a, "incarnation"_a,
@@ -255,8 +305,10 @@ void bind_protocol(nb::module_& parent) {
       .def("hello", &SimClient::hello)
       .def("proof", &SimClient::proof, "token"_a, "challenge"_a)
       .def("declare", &SimClient::declare, "spec"_a)
-      .def("push", &SimClient::push, "table"_a, "keys"_a, "grads"_a)
+      .def("push", &SimClient::push, "table"_a, "keys"_a, "grads"_a, "stage_rank"_a = -1, "step"_a = 0)
       .def("pull", &SimClient::pull, "table"_a, "keys"_a)
+      .def("ask", &SimClient::ask, "kind"_a, "servers"_a, "body"_a)
+      .def("answer", &SimClient::answer, "operation"_a, "server"_a)
       .def("outgoing", &SimClient::outgoing, "server"_a)
       .def("incoming", &SimClient::incoming, "server"_a, "frame"_a)
       .def("lost", &SimClient::lost, "server"_a)

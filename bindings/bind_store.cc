@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "convert.h"
@@ -37,7 +39,6 @@ std::optional<Lane> parse_lane(const std::string& name) {
 struct Ticket {
   std::shared_ptr<PyClient> client;
   StoreClient::OperationPtr operation;
-  bool flat = false;  // a tensor: one dimension
 };
 
 // A Python object that C++ keeps, and may let go of on any thread.
@@ -52,17 +53,51 @@ std::shared_ptr<void> keep_object(nb::object object) {
           }};
 }
 
-// Runs `call` without the GIL and makes a ticket of what it gives. `out` is the caller's array or None:
-// rows may still be written to it after the ticket is dropped, so the operation keeps it.
+// Runs `call` without the GIL and makes a ticket of what it gives.
 template <typename Call>
-Ticket start(const PyClientPtr& self, bool flat, nb::object out, Call call) {
+Ticket start(const PyClientPtr& self, Call call) {
   StoreClient& client = self->use();
-  const std::shared_ptr<void> kept = out.is_none() ? nullptr : keep_object(std::move(out));
-  return {self, take(without_gil([&] { return call(client, kept); })), flat};
+  return {self, take(without_gil([&] { return call(client); }))};
 }
 
-std::span<float> out_span(const std::optional<Out>& out) {
-  return out ? std::span<float>(out->data(), out->size()) : std::span<float>();
+void check_count(const char* verb, size_t keys) {
+  if (keys > 0xffffffffu) {
+    raise({Code::bad_input,
+           std::string("a ") + verb + " of " + std::to_string(keys) + " keys; at most 2**32 - 1 at once"});
+  }
+}
+
+// Without keys: a tensor. Rows may still be written to `out` after the ticket is dropped: it is kept.
+PullItem pull_item(uint32_t table, const std::optional<Keys>& keys, const std::optional<Out>& out) {
+  PullItem item{.table = table};
+  if (keys) item.keys = std::span(keys->data(), keys->size());
+  if (keys) check_count("pull", keys->size());
+  if (out) item.out = {{out->data(), out->size()}, keep_object(nb::cast(*out))};
+  return item;
+}
+
+Ticket pull_items(const PyClientPtr& self, std::vector<PullItem> items, const std::string& codec,
+                  double timeout_s) {
+  const Codec wire = codec_names.parse(codec);
+  return start(self, [&](StoreClient& client) { return client.pull(items, wire, deadline_in(timeout_s)); });
+}
+
+PushItem push_item(uint32_t table, const std::optional<Keys>& keys, const Floats& values, float lr) {
+  PushItem item{.table = table, .is_tensor = !keys, .values = {values.data(), values.size()}, .lr = lr};
+  if (!keys) return item;
+  check_count("push", keys->size());
+  if (keys->size() > 0 && (values.ndim() != 2 || values.shape(0) != keys->size())) {
+    raise({Code::bad_input, std::to_string(keys->size()) + " keys need as many rows of values"});
+  }
+  item.keys = {keys->data(), keys->size()};
+  return item;
+}
+
+Ticket push_items(const PyClientPtr& self, std::vector<PushItem> items, const PushOptions& options,
+                  double timeout_s) {
+  return start(self, [&](StoreClient& client) {
+    return client.push(std::move(items), options, deadline_in(timeout_s));
+  });
 }
 
 // Keeps `object` for as long as an array that is a view of it lives.
@@ -74,11 +109,15 @@ nb::capsule capsule_of(T object) {
   return keep;
 }
 
-nb::object rows_of(const Ticket& ticket) {
-  const auto& operation = ticket.operation;
+nb::object rows_of(const StoreClient::OperationPtr& operation) {
+  if (!operation->pulls.empty()) {
+    nb::list all;
+    for (const auto& one : operation->pulls) all.append(rows_of(one));
+    return all;
+  }
   if (operation->block == nullptr) return nb::none();  // a push, or the caller's own memory
   const std::array<size_t, 2> shape{operation->rows, operation->row_floats};
-  const size_t flat = ticket.flat ? 1 : 0;
+  const size_t flat = operation->spec->dense ? 1 : 0;
   return nb::cast(
       nb::ndarray<nb::numpy, float>(operation->out, 2 - flat, shape.data() + flat, capsule_of(operation)));
 }
@@ -86,32 +125,7 @@ nb::object rows_of(const Ticket& ticket) {
 nb::object wait_for(Ticket& ticket, double timeout_s) {
   StoreClient& client = ticket.client->use();
   check(wait_in_slices(client, ticket.operation, deadline_in(timeout_s)));
-  return rows_of(ticket);
-}
-
-void check_count(const char* verb, size_t keys) {
-  if (keys > 0xffffffffu) {
-    raise({Code::bad_input,
-           std::string("a ") + verb + " of " + std::to_string(keys) + " keys; at most 2**32 - 1 at once"});
-  }
-}
-
-Ticket push_rows(const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& values,
-                 const PushOptions& options, double timeout_s) {
-  check_count("push", keys.size());
-  if (keys.size() > 0 && (values.ndim() != 2 || values.shape(0) != keys.size())) {
-    raise({Code::bad_input, std::to_string(keys.size()) + " keys need as many rows of values"});
-  }
-  return start(self, false, nb::none(), [&](StoreClient& client, const std::shared_ptr<void>&) {
-    return client.push(table, {keys.data(), keys.size()}, values.data(), options, deadline_in(timeout_s));
-  });
-}
-
-Ticket push_dense(const PyClientPtr& self, uint32_t tensor, const Floats& values, const PushOptions& options,
-                  double timeout_s) {
-  return start(self, false, nb::none(), [&](StoreClient& client, const std::shared_ptr<void>&) {
-    return client.push_tensor(tensor, {values.data(), values.size()}, options, deadline_in(timeout_s));
-  });
+  return rows_of(ticket.operation);
 }
 
 void bind_specs(nb::module_& m) {
@@ -201,70 +215,91 @@ nb::tuple scan(const PyClientPtr& self, uint32_t table, uint32_t shard, uint64_t
       nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(page->values.data(), {count, dim}, keep)), next);
 }
 
+PushOptions push_options(const std::string& codec, uint64_t step, int64_t stage_rank, bool by_staleness) {
+  return {.codec = codec_names.parse(codec),
+          .step = step,
+          .stage_rank = stage_rank,
+          .by_staleness = by_staleness};
+}
+
 void bind_rows(nb::class_<PyClient>& c) {
   using namespace nb::literals;
   c.def(
       "pull",
       [](const PyClientPtr& self, uint32_t table, const Keys& keys, const std::string& codec,
-         std::optional<Out> out, double timeout_s) {
-        const Codec wire = codec_names.parse(codec);
-        const std::span<float> to = out_span(out);
-        check_count("pull", keys.size());
-        return start(self, false, out ? nb::cast(*out) : nb::none(),
-                     [&](StoreClient& client, const std::shared_ptr<void>& kept) {
-                       return client.pull(table, {keys.data(), keys.size()}, wire, {to, kept},
-                                          deadline_in(timeout_s));
-                     });
-      },
+         const std::optional<Out>& out,
+         double timeout_s) { return pull_items(self, {pull_item(table, keys, out)}, codec, timeout_s); },
       "table"_a, "keys"_a, nb::kw_only(), "codec"_a = "fp32", "out"_a = nb::none(), "timeout_s"_a);
   c.def(
       "push",
       [](const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& grads, float lr,
-         const std::string& codec, uint64_t step, int64_t stage_rank, double timeout_s) {
-        const PushOptions options{
-            .lr = lr, .codec = codec_names.parse(codec), .step = step, .stage_rank = stage_rank};
-        return push_rows(self, table, keys, grads, options, timeout_s);
+         const std::string& codec, uint64_t step, int64_t stage_rank, bool by_staleness, double timeout_s) {
+        return push_items(self, {push_item(table, keys, grads, lr)},
+                          push_options(codec, step, stage_rank, by_staleness), timeout_s);
       },
       "table"_a, "keys"_a, "grads"_a, nb::kw_only(), "lr"_a, "codec"_a = "fp32", "step"_a = 0,
-      "stage_rank"_a = -1, "timeout_s"_a);
+      "stage_rank"_a = -1, "by_staleness"_a = false, "timeout_s"_a);
   c.def(
       "assign",
       [](const PyClientPtr& self, uint32_t table, const Keys& keys, const Floats& values, double timeout_s) {
-        return push_rows(self, table, keys, values, {.lr = NAN, .mode = PushMode::assign}, timeout_s);
+        return push_items(self, {push_item(table, keys, values, NAN)}, {.mode = PushMode::assign}, timeout_s);
       },
       "table"_a, "keys"_a, "values"_a, nb::kw_only(), "timeout_s"_a);
+}
+
+void bind_many(nb::class_<PyClient>& c) {
+  using namespace nb::literals;
+  using PullTuple = std::tuple<uint32_t, std::optional<Keys>, std::optional<Out>>;
+  using PushTuple = std::tuple<uint32_t, std::optional<Keys>, Floats, float>;
+  c.def(
+      "pull_many",
+      [](const PyClientPtr& self, const std::vector<PullTuple>& all, const std::string& codec,
+         double timeout_s) {
+        std::vector<PullItem> items;
+        for (const auto& [table, keys, out] : all) items.push_back(pull_item(table, keys, out));
+        return pull_items(self, std::move(items), codec, timeout_s);
+      },
+      "items"_a, nb::kw_only(), "codec"_a = "fp32", "timeout_s"_a);
+  c.def(
+      "push_many",
+      [](const PyClientPtr& self, const std::vector<PushTuple>& all, uint64_t step, int64_t stage_rank,
+         bool by_staleness, const std::string& codec, double timeout_s) {
+        std::vector<PushItem> items;
+        for (const auto& [table, keys, grads, lr] : all) items.push_back(push_item(table, keys, grads, lr));
+        return push_items(self, std::move(items), push_options(codec, step, stage_rank, by_staleness),
+                          timeout_s);
+      },
+      "items"_a, nb::kw_only(), "step"_a = 0, "stage_rank"_a = -1, "by_staleness"_a = false,
+      "codec"_a = "fp32", "timeout_s"_a);
 }
 
 void bind_tensors(nb::class_<PyClient>& c) {
   using namespace nb::literals;
   c.def(
       "pull_tensor",
-      [](const PyClientPtr& self, uint32_t tensor, const std::string& codec, std::optional<Out> out,
+      [](const PyClientPtr& self, uint32_t tensor, const std::string& codec, const std::optional<Out>& out,
          double timeout_s) {
-        const Codec wire = codec_names.parse(codec);
-        const std::span<float> to = out_span(out);
-        return start(self, true, out ? nb::cast(*out) : nb::none(),
-                     [&](StoreClient& client, const std::shared_ptr<void>& kept) {
-                       return client.pull_tensor(tensor, wire, {to, kept}, deadline_in(timeout_s));
-                     });
+        return pull_items(self, {pull_item(tensor, std::nullopt, out)}, codec, timeout_s);
       },
       "tensor"_a, nb::kw_only(), "codec"_a = "fp32", "out"_a = nb::none(), "timeout_s"_a);
   c.def(
       "push_tensor",
       [](const PyClientPtr& self, uint32_t tensor, const Floats& grad, float lr, const std::string& codec,
-         uint64_t step, int64_t stage_rank, double timeout_s) {
-        const PushOptions options{
-            .lr = lr, .codec = codec_names.parse(codec), .step = step, .stage_rank = stage_rank};
-        return push_dense(self, tensor, grad, options, timeout_s);
+         uint64_t step, int64_t stage_rank, bool by_staleness, const std::optional<Floats>& pulled,
+         float dc_lambda, double timeout_s) {
+        PushItem item = push_item(tensor, std::nullopt, grad, lr);
+        if (pulled) item.pulled = {pulled->data(), pulled->size()};
+        item.dc_lambda = dc_lambda;
+        return push_items(self, {item}, push_options(codec, step, stage_rank, by_staleness), timeout_s);
       },
       "tensor"_a, "grad"_a, nb::kw_only(), "lr"_a, "codec"_a = "fp32", "step"_a = 0, "stage_rank"_a = -1,
-      "timeout_s"_a);
+      "by_staleness"_a = false, "pulled"_a = nb::none(), "dc_lambda"_a = 0.0f, "timeout_s"_a);
   for (const auto& [name, mode] :
        {std::pair{"init_tensor", PushMode::init_once}, std::pair{"assign_tensor", PushMode::assign}}) {
     c.def(
         name,
         [mode](const PyClientPtr& self, uint32_t tensor, const Floats& value, double timeout_s) {
-          return push_dense(self, tensor, value, {.lr = NAN, .mode = mode}, timeout_s);
+          return push_items(self, {push_item(tensor, std::nullopt, value, NAN)}, {.mode = mode}, timeout_s);
         },
         "tensor"_a, "value"_a, nb::kw_only(), "timeout_s"_a);
   }
@@ -306,6 +341,7 @@ void bind_store(nb::module_& m) {
       "spec"_a, "timeout_s"_a);
   bind_rows(client);
   bind_tensors(client);
+  bind_many(client);
   bind_sync(client);
   client.def(
       "table_stats",

@@ -91,8 +91,8 @@ nb::dict sync_state(const PyClientPtr& self, double timeout_s) {
   }
   dict["clocks"] = clocks;
   dict["waiting"] = waiting;
-  dict["staleness"] =
-      counts({{"count", figures.stale_count}, {"sum", figures.stale_sum}, {"max", figures.stale_max}});
+  dict["staleness"] = counts(
+      {{"count", figures.staleness.count}, {"sum", figures.staleness.sum}, {"max", figures.staleness.max}});
   return dict;
 }
 

@@ -40,6 +40,7 @@ struct Request {
   const uint32_t* positions = nullptr;
   const uint32_t* heads = nullptr;
   const uint32_t* before = nullptr;
+  std::vector<std::shared_ptr<Request>> joined = {};  // pulls of several tables: what this is made of
 };
 
 // What the caller asked for; made of one or more requests.

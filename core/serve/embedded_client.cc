@@ -41,7 +41,8 @@ class EmbeddedClient : public StoreClient {
       : shared_(std::move(shared)),
         store_(shared_->store),
         crew_(shared_->crew),
-        arena_(make_heap_arena(kWarmBytes)) {}
+        arena_(make_heap_arena(kWarmBytes)),
+        versions_(store_.shards()) {}
 
   Result<std::unique_ptr<StoreClient>> fork() override {
     if (closed_) return closed_status();
@@ -104,69 +105,98 @@ class EmbeddedClient : public StoreClient {
 
   std::shared_ptr<Block> allocate_rows(size_t bytes) override { return arena_->allocate(bytes); }
 
-  Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation,
-                                 std::span<const int64_t> keys, Deadline) override {
+  Result<OperationPtr> send_pull(const OperationPtr& whole, std::span<const Pull> pulls, Deadline) override {
     ++pulls_;
-    const TableSpec& spec = *operation->spec;
-    auto* out = reinterpret_cast<std::byte*>(operation->out);
+    for (const Pull& pull : pulls) {
+      if (Status status = pull_one(*pull.operation, pull.keys); !status.ok()) return status;
+      pull.operation->finish({});
+    }
+    if (!whole->done()) whole->finish({});
+    return whole;
+  }
+
+  Status pull_one(PullOperation& operation, std::span<const int64_t> keys) {
+    const TableSpec& spec = *operation.spec;
+    auto* out = reinterpret_cast<std::byte*>(operation.out);
+    const auto pull = [&](uint32_t shard, std::span<const int64_t> mine, const PullTarget& target) {
+      Ack ack = store_.shard(shard).pull({.table = spec.id, .term = 1, .keys = mine}, target);
+      versions_[shard] = ack.version;
+      return std::move(ack.status);
+    };
     if (spec.dense) {
       const PullTarget whole{.out = out, .in_place = true};
-      return finish(operation, each(keys.size(), [&](size_t i) {
-                      const PullPart part{.table = spec.id, .term = 1, .keys = keys.subspan(i, 1)};
-                      return shard_of(spec, keys[i]).pull(part, whole).status;
-                    }));
+      return each(keys.size(), [&](size_t i) {
+        return pull(shard_of_key(spec, keys[i], store_.shards()), keys.subspan(i, 1), whole);
+      });
     }
     const auto scratch = arena_->allocate(keys.size() * 12);
-    if (scratch == nullptr) return Status{Code::internal, "out of memory for the keys of a pull"};
+    if (scratch == nullptr) return {Code::internal, "out of memory for the keys of a pull"};
     const SplitKeys split = split_into(spec, keys, *scratch);
-    return finish(operation, each_group(split, [&](uint32_t shard) {
-                    const PullTarget target{.out = out,
-                                            .positions = split.positions + split.begin[shard],
-                                            .positions_end = static_cast<uint32_t>(keys.size()),
-                                            .stream = 4 * keys.size() * spec.dim >= kStreamBytesMin};
-                    const PullPart part{.table = spec.id, .term = 1, .keys = split.group(shard)};
-                    return store_.shard(shard).pull(part, target).status;
-                  }));
-  }
-
-  Result<OperationPtr> send_push(const OperationPtr& operation, std::span<const int64_t> keys,
-                                 const float* values, const PushOptions& options, bool sums_are_safe,
-                                 Deadline) override {
-    const TableSpec& spec = *operation->spec;
-    const auto scratch = arena_->allocate(keys.size() * 12);
-    if (scratch == nullptr) return out_of_memory();
-    const SplitKeys split = split_into(spec, keys, *scratch);
-    ++pushes_;
-    if (sums_are_safe) {
-      return finish(operation, each_group(split, [&](uint32_t shard) {
-                      return apply(spec, shard, merge(spec, split, shard, values, options), options);
-                    }));
-    }
-    // A sum of duplicates might overflow: everything is merged and looked at before anything is applied.
-    std::vector<MergedPtr> all(store_.shards());
-    Status status = each_group(split, [&](uint32_t shard) {
-      all[shard] = merge(spec, split, shard, values, options);
-      if (all[shard] == nullptr) return out_of_memory();
-      return check_finite(operation->what + " (duplicates summed)", all[shard]->keys, all[shard]->rows,
-                          spec.dim, options.wire())
-          .status;
+    return each_group(split, [&](uint32_t shard) {
+      const PullTarget target{.out = out,
+                              .positions = split.positions + split.begin[shard],
+                              .positions_end = static_cast<uint32_t>(keys.size()),
+                              .stream = 4 * keys.size() * spec.dim >= kStreamBytesMin};
+      return pull(shard, split.group(shard), target);
     });
-    if (!status.ok()) return status;
-    return finish(operation,
-                  each_group(split, [&](uint32_t shard) { return apply(spec, shard, all[shard], options); }));
   }
 
-  Result<OperationPtr> send_tensor(const OperationPtr& operation, std::span<const float> values,
-                                   const PushOptions& options, Deadline) override {
-    const TableSpec& spec = *operation->spec;
+  Result<OperationPtr> send_push(const OperationPtr& operation, std::span<const PushItem> items,
+                                 const PushOptions& options, bool sums_are_safe, Deadline) override {
     ++pushes_;
-    return finish(operation, each(spec.pieces(), [&](size_t i) {
-                    const auto piece = static_cast<int64_t>(i);
-                    PushPart part{.table = spec.id, .term = 1, .mode = options.mode, .lr = options.lr};
-                    part.keys = {&piece, 1};
-                    part.values = std::as_bytes(values.subspan(i * kPieceFloats, spec.floats(piece)));
-                    return put(shard_of(spec, piece), part, options);
-                  }));
+    // Where a sum of duplicates might overflow, everything is looked at before anything is applied.
+    for (const bool checking : {true, false}) {
+      if (checking && sums_are_safe) continue;
+      for (const PushItem& item : items) {
+        const Status status = item.spec->dense ? (checking ? Status{} : push_pieces(item, options))
+                                               : push_rows(item, options, checking);
+        if (!status.ok()) return status;
+      }
+    }
+    operation->finish({});
+    return operation;
+  }
+
+  Status push_rows(const PushItem& item, const PushOptions& options, bool only_check) {
+    const TableSpec& spec = *item.spec;
+    const auto scratch = arena_->allocate(item.keys.size() * 12);
+    if (scratch == nullptr) return out_of_memory();
+    const SplitKeys split = split_into(spec, item.keys, *scratch);
+    return each_group(split, [&](uint32_t shard) {
+      const MergedPtr merged = merge(spec, split, shard, item.values.data(), options);
+      if (merged == nullptr) return out_of_memory();
+      if (only_check) {
+        return check_finite("push to " + title(spec) + " (duplicates summed)", merged->keys, merged->rows,
+                            spec.dim, options.wire())
+            .status;
+      }
+      PushPart part = part_of(item, shard, options);
+      part.keys = merged->keys;
+      part.values = std::as_bytes(std::span(merged->rows, merged->keys.size() * spec.dim));
+      return put(store_.shard(shard), part, options);
+    });
+  }
+
+  Status push_pieces(const PushItem& item, const PushOptions& options) {
+    const TableSpec& spec = *item.spec;
+    return each(spec.pieces(), [&](size_t i) {
+      const auto piece = static_cast<int64_t>(i);
+      const uint32_t shard = shard_of_key(spec, piece, store_.shards());
+      PushPart part = part_of(item, shard, options);
+      part.keys = {&piece, 1};
+      part.values = std::as_bytes(item.values.subspan(i * kPieceFloats, spec.floats(piece)));
+      part.dc_lambda = item.dc_lambda;
+      if (item.dc_lambda != 0.0f) part.pulled = std::as_bytes(item.pulled).data() + 4 * i * kPieceFloats;
+      return put(store_.shard(shard), part, options);
+    });
+  }
+
+  PushPart part_of(const PushItem& item, uint32_t shard, const PushOptions& options) const {
+    return {.table = item.spec->id,
+            .term = 1,
+            .mode = options.mode,
+            .lr = item.lr,
+            .version_read = options.by_staleness ? versions_[shard].load() : kNoVersion};
   }
 
   // The distinct keys of one shard's group and what is pushed to them; the memory is kept warm.
@@ -192,27 +222,9 @@ class EmbeddedClient : public StoreClient {
     return merged;
   }
 
-  Status apply(const TableSpec& spec, uint32_t shard, const MergedPtr& merged, const PushOptions& options) {
-    if (merged == nullptr) return out_of_memory();
-    PushPart part{.table = spec.id, .term = 1, .mode = options.mode, .lr = options.lr};
-    part.keys = merged->keys;
-    part.values = std::as_bytes(std::span(merged->rows, merged->keys.size() * spec.dim));
-    return put(store_.shard(shard), part, options);
-  }
-
   static Status put(Shard& shard, const PushPart& part, const PushOptions& options) {
     if (options.stage_rank < 0) return shard.push(nullptr, {&part, 1}, options.step).status;
     return shard.stage(nullptr, {&part, 1}, static_cast<uint32_t>(options.stage_rank), options.step).status;
-  }
-
-  static Result<OperationPtr> finish(const OperationPtr& operation, Status status) {
-    if (!status.ok()) return status;
-    operation->finish({});
-    return operation;
-  }
-
-  Shard& shard_of(const TableSpec& spec, int64_t key) {
-    return store_.shard(shard_of_key(spec, key, store_.shards()));
   }
 
   SplitKeys split_into(const TableSpec& spec, std::span<const int64_t> keys, const Block& memory) const {
@@ -248,6 +260,7 @@ class EmbeddedClient : public StoreClient {
   Store& store_;
   WorkCrew& crew_;
   const std::shared_ptr<Arena> arena_;
+  std::vector<std::atomic<uint64_t>> versions_;  // by shard, at the last pull
   Pool<Merged> merged_{kMergedKept};
   std::atomic<bool> closed_{false};
   std::atomic<uint64_t> pulls_{0};

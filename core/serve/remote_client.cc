@@ -265,6 +265,9 @@ bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
   if (request == nullptr) {
     return true;
   }
+  if (request->header.kind == static_cast<uint16_t>(Kind::pull)) {
+    for (const Part& part : frame.parts) builder_.note_version(part.shard, part.version);
+  }
   const Status status =
       code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, text()};
   if (!status.ok() || frame.header.last != 0) {

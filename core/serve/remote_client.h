@@ -83,13 +83,10 @@ class RemoteClient : public StoreClient {
   Status commit(const Commit& commit, Deadline deadline) override;
   Result<double> norm(const Commit& commit, Deadline deadline) override;
   std::shared_ptr<Block> allocate_rows(size_t bytes) override { return builder_.allocate(bytes, any_shm()); }
-  Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation,
-                                 std::span<const int64_t> keys, Deadline deadline) override;
-  Result<OperationPtr> send_push(const OperationPtr& operation, std::span<const int64_t> keys,
-                                 const float* values, const PushOptions& options, bool sums_are_safe,
+  Result<OperationPtr> send_pull(const OperationPtr& whole, std::span<const Pull> pulls,
                                  Deadline deadline) override;
-  Result<OperationPtr> send_tensor(const OperationPtr& operation, std::span<const float> values,
-                                   const PushOptions& options, Deadline deadline) override;
+  Result<OperationPtr> send_push(const OperationPtr& operation, std::span<const PushItem> items,
+                                 const PushOptions& options, bool sums_are_safe, Deadline deadline) override;
   template <typename Figures>
   Result<Figures> sum_figures(uint32_t table, Deadline deadline);
   bool any_shm() const;

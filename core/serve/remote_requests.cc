@@ -1,6 +1,8 @@
 // What a remote client sends: questions, pulls and pushes.
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <new>
 #include <numeric>
 
@@ -18,6 +20,10 @@ class AskOperation : public ClientOperation {
     return handler ? handler(request, frame) : Status{};
   }
 };
+
+bool has_pieces(const TableSpec& spec, uint32_t shard, uint32_t shards) {
+  return (shard + shards - shard_of_key(spec, 0, shards)) % shards < spec.pieces();
+}
 
 Status misfit() { return {Code::internal, "a server's answer does not fit what it was asked"}; }
 
@@ -157,24 +163,38 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
   return std::move(*page);
 }
 
-Result<StoreClient::OperationPtr> RemoteClient::send_pull(const std::shared_ptr<PullOperation>& operation,
-                                                          std::span<const int64_t> keys, Deadline deadline) {
-  const RequestBuilder::Grouped grouped = builder_.group(*operation->spec, keys, any_shm());
-  if (grouped.block == nullptr) return Status{Code::internal, "out of memory for the keys of a pull"};
-  if (Status status = begin(*operation, false, deadline); !status.ok()) return status;
-  return sent_whole(operation, [&]() -> Result<OperationPtr> {
+Result<StoreClient::OperationPtr> RemoteClient::send_pull(const OperationPtr& whole,
+                                                          std::span<const Pull> pulls, Deadline deadline) {
+  const bool shared = any_shm();
+  if (Status status = begin(*whole, false, deadline); !status.ok()) return status;
+  return sent_whole(whole, [&]() -> Result<OperationPtr> {
     // A server that writes into our memory is asked once; one that answers through a socket begins with
     // the first shards while the next are prepared.
-    const size_t frame_bytes = any_shm() ? SIZE_MAX : kPullFrameBytes;
+    const size_t frame_bytes = shared || pulls.size() > 1 ? SIZE_MAX : kPullFrameBytes;
     const auto merger = mergers_.take();
-    for (const auto& frame : builder_.plan(grouped.split, 4 * operation->row_floats, frame_bytes)) {
-      const bool shm = peers_[builder_.server_of(frame[0])]->shm;
-      auto request = builder_.pull(operation, grouped, frame, shm, *merger);
-      if (request == nullptr) return give_up(operation, "out of memory for the keys of a pull");
+    std::map<std::pair<uint32_t, bool>, std::vector<std::shared_ptr<Request>>> together;
+    for (const Pull& pull : pulls) {
+      const RequestBuilder::Grouped grouped = builder_.group(*pull.operation->spec, pull.keys, shared);
+      if (grouped.block == nullptr) return give_up(whole, "out of memory for the keys of a pull");
+      const auto bytes = shard_bytes(grouped.split, 4 * pull.operation->row_floats + 8);
+      for (const auto& frame : builder_.plan(bytes, frame_bytes)) {
+        const bool shm = peers_[builder_.server_of(frame[0])]->shm;
+        auto request = builder_.pull(pull.operation, grouped, frame, shm, *merger);
+        if (request == nullptr) return give_up(whole, "out of memory for the keys of a pull");
+        if (pulls.size() == 1) {
+          submit(std::move(request));
+        } else {
+          together[{request->server, request->body.empty()}].push_back(std::move(request));
+        }
+      }
+    }
+    for (auto& [server, requests] : together) {
+      auto request = RequestBuilder::join(std::move(requests));
+      request->operation = whole;
       submit(std::move(request));
     }
     ++pulls_;
-    return seal(operation);
+    return seal(whole);
   });
 }
 
@@ -212,22 +232,50 @@ Result<StoreClient::OperationPtr> RemoteClient::sent_whole(
 }
 
 Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& operation,
-                                                          std::span<const int64_t> keys, const float* values,
+                                                          std::span<const PushItem> items,
                                                           const PushOptions& options, bool sums_are_safe,
                                                           Deadline deadline) {
-  const TableSpec& spec = *operation->spec;
-  const RequestBuilder::Grouped grouped = builder_.group(spec, keys, false);
-  if (grouped.block == nullptr) return Status{Code::internal, "out of memory for the keys of a push"};
-  if (grouped.split.count_max * (4 * spec.dim + 8) > kBodyBytesMax) {
-    return Status{Code::bad_input,
-                  operation->what + ": " + std::to_string(grouped.split.count_max) +
-                      " rows for one shard are more than the 1 GiB of a frame; push in parts"};
+  std::vector<RequestBuilder::Grouped> grouped(items.size());
+  std::vector<size_t> bytes(shards());
+  for (size_t i = 0; i < items.size(); ++i) {
+    const TableSpec& spec = *items[i].spec;
+    std::vector<size_t> one(shards());
+    if (!spec.dense) {
+      grouped[i] = builder_.group(spec, items[i].keys, false);
+      if (grouped[i].block == nullptr) return Status{Code::internal, "out of memory for the keys of a push"};
+      one = shard_bytes(grouped[i].split, 4 * spec.dim + 8);
+    }
+    for (uint32_t piece = 0; spec.dense && piece < spec.pieces(); ++piece) {
+      one[shard_of_key(spec, piece, shards())] +=
+          4 * size_t{spec.floats(piece)} * (items[i].pulled.empty() ? 1 : 2);
+    }
+    std::transform(bytes.begin(), bytes.end(), one.begin(), bytes.begin(), std::plus<>());
   }
-  const auto frames = builder_.plan(grouped.split, 4 * spec.dim, kPushFrameBytes);
+  if (const size_t largest = *std::max_element(bytes.begin(), bytes.end()); largest > kBodyBytesMax) {
+    return Status{Code::bad_input, operation->what + ": " + std::to_string(largest) +
+                                       " bytes for one shard are more than the 1 GiB of a frame; push in "
+                                       "parts, or use more shards"};
+  }
+  const auto frames = builder_.plan(bytes, kPushFrameBytes);
   const auto merger = mergers_.take();
-  const auto build = [&](const std::vector<uint32_t>& frame, FiniteCheck* check) {
+  const auto build = [&](const std::vector<uint32_t>& frame, FiniteCheck* check) -> std::shared_ptr<Request> {
     const bool shm = peers_[builder_.server_of(frame[0])]->shm;
-    return builder_.push(spec, grouped.split, frame, values, options, shm, *merger, check);
+    std::vector<std::shared_ptr<Request>> requests;
+    for (size_t i = 0; i < items.size(); ++i) {
+      std::vector<uint32_t> mine;
+      for (const uint32_t shard : frame) {
+        if (!items[i].spec->dense) {
+          if (grouped[i].split.count(shard) > 0) mine.push_back(shard);
+        } else if (has_pieces(*items[i].spec, shard, shards())) {
+          requests.push_back(builder_.push_pieces(items[i], shard, options, shm));
+        }
+      }
+      if (!mine.empty()) {
+        requests.push_back(builder_.push(grouped[i].split, mine, items[i], options, shm, *merger, check));
+      }
+    }
+    const bool whole = std::find(requests.begin(), requests.end(), nullptr) == requests.end();
+    return whole ? RequestBuilder::join(std::move(requests)) : nullptr;
   };
   // Where a sum might overflow, everything is merged and looked at before the first byte leaves.
   std::vector<std::shared_ptr<Request>> ready;
@@ -242,30 +290,6 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
   return sent_whole(operation, [&]() -> Result<OperationPtr> {
     for (size_t i = 0; i < frames.size(); ++i) {
       auto request = ready.empty() ? build(frames[i], nullptr) : std::move(ready[i]);
-      if (request == nullptr) return give_up(operation, "out of memory in the middle of a push");
-      if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) return status;
-    }
-    ++pushes_;
-    return seal(operation);
-  });
-}
-
-Result<StoreClient::OperationPtr> RemoteClient::send_tensor(const OperationPtr& operation,
-                                                            std::span<const float> values,
-                                                            const PushOptions& options, Deadline deadline) {
-  const TableSpec& spec = *operation->spec;
-  const size_t pieces_per_shard = spec.pieces() / shards() + 1;
-  if (pieces_per_shard * 4 * kPieceFloats > kBodyBytesMax) {
-    return Status{Code::bad_input, title(spec) + ": " + std::to_string(spec.dim) +
-                                       " elements are more than 1 GiB per shard; use more shards"};
-  }
-  if (Status status = begin(*operation, true, deadline); !status.ok()) return status;
-  return sent_whole(operation, [&]() -> Result<OperationPtr> {
-    const uint32_t first = shard_of_key(spec, 0, shards());
-    for (uint32_t i = 0; i < std::min(shards(), spec.pieces()); ++i) {
-      const uint32_t shard = (first + i) % shards();
-      const bool shm = peers_[builder_.server_of(shard)]->shm;
-      auto request = builder_.push_pieces(spec, shard, values, options, shm);
       if (request == nullptr) return give_up(operation, "out of memory in the middle of a push");
       if (Status status = send_budgeted(operation, std::move(request), deadline); !status.ok()) return status;
     }

@@ -42,6 +42,21 @@ Status PullOperation::on_reply(const Request& request, const FrameView& frame) {
   return {};
 }
 
+Status ManyPulls::on_reply(const Request& request, const FrameView& frame) {
+  for (Part part : frame.parts) {
+    size_t i = 0;
+    while (i < request.joined.size() && part.keys_at >= request.joined[i]->keys.size()) {
+      part.keys_at -= static_cast<uint32_t>(request.joined[i++]->keys.size());
+    }
+    if (i == request.joined.size()) continue;  // into shared memory, or of no rows
+    const Request& one = *request.joined[i];
+    if (Status status = one.operation->on_reply(one, {frame.header, {&part, 1}, frame.body}); !status.ok()) {
+      return status;
+    }
+  }
+  return {};
+}
+
 Status PullOperation::misfit() const {
   return {Code::internal, what + ": a server's answer does not fit what it was asked"};
 }
@@ -99,7 +114,8 @@ RequestBuilder::RequestBuilder(std::vector<uint32_t> placement, std::vector<uint
     : placement_(std::move(placement)),
       terms_(std::move(terms)),
       shared_(std::move(shared)),
-      heap_(std::move(heap)) {
+      heap_(std::move(heap)),
+      versions_(placement_.size()) {
   assert(placement_.size() == terms_.size() && heap_ != nullptr);
 }
 
@@ -130,7 +146,8 @@ std::shared_ptr<Request> RequestBuilder::push_request(uint32_t shard, std::share
   request->server = placement_[shard];
   request->header.kind = static_cast<uint16_t>(Kind::push);
   request->header.step = options.step;
-  request->header.flags = options.stage_rank < 0 ? kApply : kStage;
+  request->header.flags =
+      (options.stage_rank < 0 ? uint32_t{kApply} : kStage) | (options.by_staleness ? kByStaleness : 0u);
   request->header.rank = static_cast<uint32_t>(std::max<int64_t>(0, options.stage_rank));
   request->blocks.push_back(std::move(block));
   return request;
@@ -221,14 +238,14 @@ std::shared_ptr<Request> RequestBuilder::pull(const std::shared_ptr<PullOperatio
   return request;
 }
 
-std::vector<std::vector<uint32_t>> RequestBuilder::plan(const SplitKeys& split, size_t row_bytes,
+std::vector<std::vector<uint32_t>> RequestBuilder::plan(std::span<const size_t> shard_bytes,
                                                         size_t frame_bytes) const {
   const size_t servers = *std::max_element(placement_.begin(), placement_.end()) + size_t{1};
   std::vector<std::vector<std::vector<uint32_t>>> by_server(servers);
   std::vector<size_t> filled(servers, frame_bytes);
   size_t longest = 0;
   for (uint32_t shard = 0; shard < shards(); ++shard) {
-    if (split.count(shard) == 0) continue;
+    if (shard_bytes[shard] == 0) continue;
     auto& frames = by_server[placement_[shard]];
     size_t& bytes = filled[placement_[shard]];
     if (bytes >= frame_bytes) {
@@ -237,7 +254,7 @@ std::vector<std::vector<uint32_t>> RequestBuilder::plan(const SplitKeys& split, 
       longest = std::max(longest, frames.size());
     }
     frames.back().push_back(shard);
-    bytes += split.count(shard) * (row_bytes + 8);
+    bytes += shard_bytes[shard];
   }
   std::vector<std::vector<uint32_t>> in_turn;
   for (size_t i = 0; i < longest; ++i) {
@@ -248,10 +265,49 @@ std::vector<std::vector<uint32_t>> RequestBuilder::plan(const SplitKeys& split, 
   return in_turn;
 }
 
-std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const SplitKeys& split,
-                                              std::span<const uint32_t> frame_shards, const float* values,
-                                              const PushOptions& options, bool shm, Merger& merger,
-                                              FiniteCheck* check) const {
+std::shared_ptr<Request> RequestBuilder::join(std::vector<std::shared_ptr<Request>> requests) {
+  const bool pulls = requests[0]->header.kind == static_cast<uint16_t>(Kind::pull);
+  if (requests.size() == 1 && !pulls) return std::move(requests[0]);
+  auto whole = std::make_shared<Request>();
+  whole->operation = requests[0]->operation;
+  whole->server = requests[0]->server;
+  whole->header = requests[0]->header;
+  for (const auto& one : requests) {
+    const auto shift = static_cast<uint32_t>(whole->body_bytes / 4);
+    for (Part part : one->parts) {
+      if (part.keys_segment == 0) part.keys_at += shift;
+      if (part.values_segment == 0) {
+        part.values_at += shift;
+        part.pulled_at += shift;
+      }
+      whole->parts.push_back(part);
+    }
+    whole->body.insert(whole->body.end(), one->body.begin(), one->body.end());
+    whole->body_bytes += one->body_bytes;
+    whole->blocks.insert(whole->blocks.end(), one->blocks.begin(), one->blocks.end());
+  }
+  if (pulls) {
+    whole->joined = std::move(requests);
+  } else {  // one update per shard: its parts stand together
+    std::stable_sort(whole->parts.begin(), whole->parts.end(),
+                     [](const Part& a, const Part& b) { return a.shard < b.shard; });
+  }
+  return whole;
+}
+
+Part RequestBuilder::push_part(const PushItem& item, uint32_t shard, Codec codec,
+                               const PushOptions& options) const {
+  Part part = part_of(*item.spec, shard, codec);
+  part.mode = static_cast<uint8_t>(options.mode);
+  part.lr = item.lr;
+  part.version = options.by_staleness ? versions_[shard].load() : 0;
+  return part;
+}
+
+std::shared_ptr<Request> RequestBuilder::push(const SplitKeys& split, std::span<const uint32_t> frame_shards,
+                                              const PushItem& item, const PushOptions& options, bool shm,
+                                              Merger& merger, FiniteCheck* check) const {
+  const TableSpec& spec = *item.spec;
   const auto dim = static_cast<uint32_t>(spec.dim);
   size_t room = 0;
   for (const uint32_t shard : frame_shards) {
@@ -272,8 +328,8 @@ std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const Split
     const size_t values_at = at + padded(8 * keys.size());
     auto* keys_out = reinterpret_cast<int64_t*>(memory + at);
     auto* rows = reinterpret_cast<float*>(plain == nullptr ? memory + values_at : plain->bytes().data());
-    const uint32_t distinct =
-        merger.merge(options.mode, keys, split.positions + split.begin[shard], values, dim, keys_out, rows);
+    const uint32_t distinct = merger.merge(options.mode, keys, split.positions + split.begin[shard],
+                                           item.values.data(), dim, keys_out, rows);
     if (check != nullptr && check->status.ok()) {
       // By the format asked for, also where shared memory needs none: lanes must not differ in what they
       // take.
@@ -281,10 +337,8 @@ std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const Split
                             dim, options.wire());
     }
     if (plain != nullptr) encode_rows(codec, rows, distinct, dim, memory + values_at);
-    Part part = part_of(spec, shard, codec);
-    part.mode = static_cast<uint8_t>(options.mode);
+    Part part = push_part(item, shard, codec, options);
     part.count = distinct;
-    part.lr = options.lr;
     part.keys_segment = part.values_segment = place.segment;
     part.keys_at = place.at(at);
     part.values_at = place.at(values_at);
@@ -298,32 +352,43 @@ std::shared_ptr<Request> RequestBuilder::push(const TableSpec& spec, const Split
   return request;
 }
 
-std::shared_ptr<Request> RequestBuilder::push_pieces(const TableSpec& spec, uint32_t shard,
-                                                     std::span<const float> values,
+std::shared_ptr<Request> RequestBuilder::push_pieces(const PushItem& item, uint32_t shard,
                                                      const PushOptions& options, bool shm) const {
+  const TableSpec& spec = *item.spec;
   std::vector<int64_t> pieces;
   const uint32_t first = (shard + shards() - shard_of_key(spec, 0, shards())) % shards();
   for (uint32_t piece = first; piece < spec.pieces(); piece += shards()) pieces.push_back(piece);
   const size_t key_bytes = padded(8 * pieces.size());
-  const auto block = allocate(key_bytes + pieces.size() * (4 * size_t{kPieceFloats} + 64), shm);
+  const size_t copies = item.dc_lambda != 0.0f ? 2 : 1;
+  const size_t piece_bytes = 4 * size_t{spec.floats(0)} + 64;
+  const auto block = allocate(key_bytes + copies * (pieces.size() * piece_bytes + 64), shm);
   if (block == nullptr) return nullptr;
   const bool shared = block->segment() != nullptr;
   const Codec codec = shared ? Codec::fp32 : options.wire();
   std::memcpy(block->bytes().data(), pieces.data(), 8 * pieces.size());
   size_t at = key_bytes;
-  for (const int64_t piece : pieces) {
-    const uint32_t floats = spec.floats(piece);
-    const float* from = values.data() + static_cast<size_t>(piece) * kPieceFloats;
-    encode_rows(codec, from, 1, floats, block->bytes().data() + at);
-    at += encoded_bytes(codec, floats);
+  const auto put = [&](Codec as, std::span<const float> values) {
+    for (const int64_t piece : pieces) {
+      const uint32_t floats = spec.floats(piece);
+      const float* from = values.data() + static_cast<size_t>(piece) * kPieceFloats;
+      encode_rows(as, from, 1, floats, block->bytes().data() + at);
+      at += encoded_bytes(as, floats);
+    }
+  };
+  put(codec, item.values);
+  const size_t pulled_at = padded(at);
+  const size_t words = (at - key_bytes + 3) / 4;
+  if (copies == 2) {
+    at = pulled_at;
+    put(Codec::fp32, item.pulled);
   }
   auto request = push_request(shard, block, options);
   const Place place = Place::of(*block);
-  Part part = part_of(spec, shard, codec);
-  part.mode = static_cast<uint8_t>(options.mode);
+  Part part = push_part(item, shard, codec, options);
   part.count = static_cast<uint32_t>(pieces.size());
-  part.lr = options.lr;
-  part.values_words = static_cast<uint32_t>((at - key_bytes + 3) / 4);
+  part.values_words = static_cast<uint32_t>(words);
+  part.dc_lambda = item.dc_lambda;
+  part.pulled_at = copies == 2 ? place.at(pulled_at) : 0;
   part.keys_segment = part.values_segment = place.segment;
   part.keys_at = place.at(0);
   part.values_at = place.at(key_bytes);

@@ -8,6 +8,7 @@
 // a few warm blocks serve any amount.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -34,6 +35,12 @@ class PullOperation : public ClientOperation {
   Status place_pieces(const Request& request, const Part& part, std::span<const std::byte> body);
 };
 
+// Pulls from several tables that travel together.
+class ManyPulls : public ClientOperation {
+ public:
+  Status on_reply(const Request& request, const FrameView& frame) override;
+};
+
 inline constexpr size_t kPushFrameBytes = 256 * 1024;       // merged while the one before is applied
 inline constexpr size_t kPullFrameBytes = 4 * 1024 * 1024;  // of rows that come back through a socket
 
@@ -57,23 +64,29 @@ class RequestBuilder {
   Grouped group(const TableSpec& spec, std::span<const int64_t> keys, bool shared) const;
 
   // Frames of whole shards of one server each, about `frame_bytes` each, the servers' in turn.
-  std::vector<std::vector<uint32_t>> plan(const SplitKeys& split, size_t row_bytes, size_t frame_bytes) const;
+  std::vector<std::vector<uint32_t>> plan(std::span<const size_t> shard_bytes, size_t frame_bytes) const;
+  // One frame of several: requests to one server, pushes or (all into shared memory, or none) pulls.
+  static std::shared_ptr<Request> join(std::vector<std::shared_ptr<Request>> requests);
 
   // One such frame of a pull; null when out of memory. `shm`: its server can reach shared blocks, and
   // writes the rows in their places itself. Otherwise each distinct key travels once.
   std::shared_ptr<Request> pull(const std::shared_ptr<PullOperation>& operation, const Grouped& grouped,
                                 std::span<const uint32_t> frame_shards, bool shm, Merger& merger) const;
   // One such frame; null when out of memory. `check` (may be null) looks at the sums of duplicates.
-  std::shared_ptr<Request> push(const TableSpec& spec, const SplitKeys& split,
-                                std::span<const uint32_t> frame_shards, const float* values,
-                                const PushOptions& options, bool shm, Merger& merger,
+  std::shared_ptr<Request> push(const SplitKeys& split, std::span<const uint32_t> frame_shards,
+                                const PushItem& item, const PushOptions& options, bool shm, Merger& merger,
                                 FiniteCheck* check) const;
   // All pieces of a dense tensor that lie in `shard`.
-  std::shared_ptr<Request> push_pieces(const TableSpec& spec, uint32_t shard, std::span<const float> values,
-                                       const PushOptions& options, bool shm) const;
+  std::shared_ptr<Request> push_pieces(const PushItem& item, uint32_t shard, const PushOptions& options,
+                                       bool shm) const;
+  // What a pull saw, for pushes by staleness.
+  void note_version(uint32_t shard, uint64_t version) const {
+    if (shard < versions_.size()) versions_[shard] = version;
+  }
 
  private:
   Part part_of(const TableSpec& spec, uint32_t shard, Codec codec) const;
+  Part push_part(const PushItem& item, uint32_t shard, Codec codec, const PushOptions& options) const;
   std::shared_ptr<Request> push_request(uint32_t shard, std::shared_ptr<Block> block,
                                         const PushOptions& options) const;
   void fill_pull_shared(const PullOperation& operation, const Grouped& grouped,
@@ -85,6 +98,7 @@ class RequestBuilder {
   const std::vector<uint32_t> terms_;
   const std::shared_ptr<Arena> shared_;
   const std::shared_ptr<Arena> heap_;
+  mutable std::vector<std::atomic<uint64_t>> versions_;  // by shard, at the last pull
 };
 
 }  // namespace shoal

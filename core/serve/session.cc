@@ -117,7 +117,8 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
                                                 " on the connection of client " + std::to_string(client_)},
                             sink);
   }
-  const uint32_t flags = header.kind == static_cast<uint16_t>(Kind::push) ? uint32_t{kStage} : 0;
+  const uint32_t flags =
+      header.kind == static_cast<uint16_t>(Kind::push) ? uint32_t{kStage | kByStaleness} : 0;
   if ((header.flags & ~flags) != 0 || header.round != 0 || header.cut != 0) {
     return refuse_and_close(
         {Code::refused, "a frame asks for rounds or cuts, which this server does not know"}, sink);

@@ -122,13 +122,19 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
       // Piece numbers are checked and then relied on, and a peer can still write to its segment: copied.
       numbers = copies.emplace_back(numbers.begin(), numbers.end());
     }
+    const std::optional<size_t> floats = spec->rows_bytes(numbers, Codec::fp32);
+    const auto pulled = array(frame, part.values_segment, part.pulled_at, floats.value_or(0));
+    if (part.dc_lambda != 0.0f && !pulled.ok()) return pulled.status();
     parts.push_back({.table = part.table,
                      .term = part.term,
                      .mode = static_cast<PushMode>(part.mode),
                      .codec = static_cast<Codec>(part.codec),
                      .lr = part.lr,
                      .keys = numbers,
-                     .values = *values});
+                     .values = *values,
+                     .version_read = (frame.header.flags & kByStaleness) != 0 ? part.version : kNoVersion,
+                     .dc_lambda = part.dc_lambda,
+                     .pulled = part.dc_lambda != 0.0f ? pulled->data() : nullptr});
   }
   return {};
 }

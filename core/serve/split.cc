@@ -42,4 +42,10 @@ SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint3
   return split;
 }
 
+std::vector<size_t> shard_bytes(const SplitKeys& split, size_t row_bytes) {
+  std::vector<size_t> bytes(split.begin.size() - 1);
+  for (uint32_t s = 0; s < bytes.size(); ++s) bytes[s] = split.count(s) * row_bytes;
+  return bytes;
+}
+
 }  // namespace shoal

@@ -27,4 +27,7 @@ struct SplitKeys {
 SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint32_t shards, int64_t* keys_out,
                      uint32_t* positions_out);
 
+// What each shard gets, at so many bytes a row.
+std::vector<size_t> shard_bytes(const SplitKeys& split, size_t row_bytes);
+
 }  // namespace shoal

@@ -70,80 +70,92 @@ Result<StoreClient::SpecPtr> StoreClient::find(uint32_t table, bool dense) {
   return spec;
 }
 
-Result<StoreClient::OperationPtr> StoreClient::pull(uint32_t table, std::span<const int64_t> keys,
-                                                    Codec codec, const OutMemory& out, Deadline deadline) {
-  const auto spec = find(table, false);
+Result<StoreClient::Pull> StoreClient::make_pull(const PullItem& item, Codec codec) {
+  const auto spec = find(item.table, !item.keys);
   if (!spec.ok()) return spec.status();
-  return pull_rows("pull from ", *spec, keys, keys.size(), codec, out, deadline);
-}
-
-Result<StoreClient::OperationPtr> StoreClient::pull_tensor(uint32_t tensor, Codec codec, const OutMemory& out,
-                                                           Deadline deadline) {
-  const auto spec = find(tensor, true);
-  if (!spec.ok()) return spec.status();
-  std::vector<int64_t> pieces((*spec)->pieces());
-  std::iota(pieces.begin(), pieces.end(), int64_t{0});
-  return pull_rows("pull of ", *spec, pieces, 1, codec, out, deadline);
-}
-
-Result<StoreClient::OperationPtr> StoreClient::pull_rows(const char* verb, const SpecPtr& spec,
-                                                         std::span<const int64_t> keys, size_t rows,
-                                                         Codec codec, const OutMemory& out,
-                                                         Deadline deadline) {
-  const auto operation = std::make_shared<PullOperation>();
-  const size_t floats = rows * spec->dim;
-  operation->what = verb + title(*spec);
-  operation->spec = spec;
-  operation->codec = codec;
-  operation->rows = rows;
-  operation->row_floats = spec->dim;
-  operation->out = out.floats.data();
-  operation->keep = out.owner;
-  if (operation->out == nullptr) {
-    operation->block = allocate_rows(4 * floats);
-    if (operation->block == nullptr) {
+  Pull pull{std::make_shared<PullOperation>(), {}, {}};
+  PullOperation& operation = *pull.operation;
+  if (item.keys) {
+    pull.keys = *item.keys;
+  } else {
+    pull.pieces.resize((*spec)->pieces());
+    std::iota(pull.pieces.begin(), pull.pieces.end(), int64_t{0});
+    pull.keys = pull.pieces;
+  }
+  operation.what = "pull of " + title(**spec);
+  operation.spec = *spec;
+  operation.codec = codec;
+  operation.rows = item.keys ? pull.keys.size() : 1;
+  operation.row_floats = (*spec)->dim;
+  const size_t floats = operation.rows * operation.row_floats;
+  operation.out = item.out.floats.data();
+  operation.keep = item.out.owner;
+  if (operation.out == nullptr) {
+    operation.block = allocate_rows(4 * floats);
+    if (operation.block == nullptr) {
       return Status{Code::internal,
-                    operation->what + ": out of memory for " + std::to_string(rows) + " rows"};
+                    operation.what + ": out of memory for " + std::to_string(operation.rows) + " rows"};
     }
-    operation->out = reinterpret_cast<float*>(operation->block->bytes().data());
-  } else if (out.floats.size() != floats) {
-    return Status{Code::bad_input, operation->what + ": out= has " + std::to_string(out.floats.size()) +
+    operation.out = reinterpret_cast<float*>(operation.block->bytes().data());
+  } else if (item.out.floats.size() != floats) {
+    return Status{Code::bad_input, operation.what + ": out= has " + std::to_string(item.out.floats.size()) +
                                        " elements; " + std::to_string(floats) + " are needed"};
   }
-  return send_pull(operation, keys, deadline);
+  return pull;
 }
 
-Result<StoreClient::OperationPtr> StoreClient::push(uint32_t table, std::span<const int64_t> keys,
-                                                    const float* values, const PushOptions& options,
+Result<StoreClient::OperationPtr> StoreClient::pull(std::span<const PullItem> items, Codec codec,
                                                     Deadline deadline) {
-  const auto spec = find(table, false);
-  if (!spec.ok()) return spec.status();
+  std::vector<Pull> pulls;
+  for (const PullItem& item : items) {
+    Result<Pull> pull = make_pull(item, codec);
+    if (!pull.ok()) return pull.status();
+    pulls.push_back(std::move(*pull));
+  }
+  if (pulls.size() == 1) return send_pull(pulls[0].operation, pulls, deadline);
+  const auto whole = std::make_shared<ManyPulls>();
+  whole->what = "pull of " + std::to_string(items.size()) + " tables";
+  for (const Pull& pull : pulls) whole->pulls.push_back(pull.operation);
+  return send_pull(whole, pulls, deadline);
+}
+
+Status StoreClient::check_item(const PushItem& item, const PushOptions& options, bool& sums_are_safe) const {
+  const TableSpec& spec = *item.spec;
+  const std::string what = "push to " + title(spec);
+  if (spec.dense && item.values.size() != spec.dim) {
+    return {Code::bad_input, title(spec) + " has " + std::to_string(spec.dim) + " elements; a push brought " +
+                                 std::to_string(item.values.size())};
+  }
+  if (item.dc_lambda != 0.0f && item.pulled.size() != item.values.size()) {
+    return {Code::bad_input, what + ": dc_lambda needs pulled=, the " + std::to_string(item.values.size()) +
+                                 " values that the gradient was made from; these are " +
+                                 std::to_string(item.pulled.size())};
+  }
+  const FiniteCheck finite = check_finite(what, item.keys, item.values.data(), spec.dim, options.wire());
+  sums_are_safe = sums_are_safe && finite.sums_are_safe;
+  if (!finite.status.ok() || item.dc_lambda == 0.0f) return finite.status;
+  return check_finite(what + " (pulled)", {}, item.pulled.data(), item.pulled.size(), Codec::fp32).status;
+}
+
+Result<StoreClient::OperationPtr> StoreClient::push(std::vector<PushItem> items, const PushOptions& options,
+                                                    Deadline deadline) {
   const auto operation = std::make_shared<ClientOperation>();
-  operation->spec = *spec;
-  operation->what = "push to " + title(**spec);
-  if (keys.empty()) {
+  bool sums_are_safe = true;
+  for (PushItem& item : items) {
+    Result<SpecPtr> spec = find(item.table, item.is_tensor);
+    if (!spec.ok()) return spec.status();
+    item.spec = *spec;
+    operation->what = "push to " + title(**spec);
+    if (item.is_empty()) continue;
+    if (Status status = check_item(item, options, sums_are_safe); !status.ok()) return status;
+  }
+  std::erase_if(items, [](const PushItem& item) { return item.is_empty(); });
+  if (items.empty()) {
     operation->finish({});
     return operation;
   }
-  const FiniteCheck finite = check_finite(operation->what, keys, values, (*spec)->dim, options.wire());
-  if (!finite.status.ok()) return finite.status;
-  return send_push(operation, keys, values, options, finite.sums_are_safe, deadline);
-}
-
-Result<StoreClient::OperationPtr> StoreClient::push_tensor(uint32_t tensor, std::span<const float> values,
-                                                           const PushOptions& options, Deadline deadline) {
-  const auto spec = find(tensor, true);
-  if (!spec.ok()) return spec.status();
-  const auto operation = std::make_shared<ClientOperation>();
-  operation->spec = *spec;
-  operation->what = "push to " + title(**spec);
-  if (values.size() != (*spec)->dim) {
-    return Status{Code::bad_input, title(**spec) + " has " + std::to_string((*spec)->dim) +
-                                       " elements; a push brought " + std::to_string(values.size())};
-  }
-  const FiniteCheck finite = check_finite(operation->what, {}, values.data(), values.size(), options.wire());
-  if (!finite.status.ok()) return finite.status;
-  return send_tensor(operation, values, options, deadline);
+  if (items.size() > 1) operation->what = "push to " + std::to_string(items.size()) + " tables";
+  return send_push(operation, items, options, sums_are_safe, deadline);
 }
 
 Status SyncOperation::on_reply(const Request&, const FrameView& frame) {

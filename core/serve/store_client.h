@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,6 +34,7 @@ class ClientOperation : public Operation {
   float* out = nullptr;          // first row
   size_t rows = 0;
   size_t row_floats = 0;
+  std::vector<std::shared_ptr<ClientOperation>> pulls;  // of several tables: one each, in order
   std::shared_ptr<void> keep;  // whatever must outlive the operation, such as the owner of `out`
 };
 
@@ -52,13 +54,34 @@ struct OutMemory {
 };
 
 struct PushOptions {
-  float lr = 0.0f;  // NaN: the table's own
   PushMode mode = PushMode::update;
   Codec codec = Codec::fp32;
   uint64_t step = 0;
   int64_t stage_rank = -1;  // >= 0: kept for the commit that names (stage_rank, step)
 
+  bool by_staleness = false;  // lr is divided by the updates since this client's last pull
+
   Codec wire() const { return mode == PushMode::update ? codec : Codec::fp32; }
+};
+
+// What is pushed to one table or tensor.
+struct PushItem {
+  uint32_t table = 0;
+  bool is_tensor = false;
+  std::span<const int64_t> keys = {};
+  std::span<const float> values = {};
+  float lr = 0.0f;                     // NaN: the table's own
+  std::span<const float> pulled = {};  // tensors: what the gradient was made from, where lambda is not 0
+  float dc_lambda = 0.0f;
+  std::shared_ptr<const TableSpec> spec = nullptr;  // filled in by the client
+
+  bool is_empty() const { return !is_tensor && keys.empty(); }
+};
+
+struct PullItem {
+  uint32_t table = 0;
+  std::optional<std::span<const int64_t>> keys = {};  // none: a tensor
+  OutMemory out = {};
 };
 
 struct ClientCounters {
@@ -77,16 +100,13 @@ class StoreClient {
 
   virtual Status declare(const TableSpec& spec, Deadline deadline) = 0;
 
-  // Rows of `keys`, in their order. `out` without data: into memory of the operation's own.
-  Result<OperationPtr> pull(uint32_t table, std::span<const int64_t> keys, Codec codec, const OutMemory& out,
-                            Deadline deadline);
-  // `values` holds keys.size() rows. Refused wholly, before anything is sent, when a value is not finite
-  // or (whatever the lane, so that a program tested in memory runs on servers) not so in the wire format.
-  Result<OperationPtr> push(uint32_t table, std::span<const int64_t> keys, const float* values,
-                            const PushOptions& options, Deadline deadline);
-  Result<OperationPtr> pull_tensor(uint32_t tensor, Codec codec, const OutMemory& out, Deadline deadline);
-  Result<OperationPtr> push_tensor(uint32_t tensor, std::span<const float> values, const PushOptions& options,
-                                   Deadline deadline);
+  // Rows of the keys, in their order; several items are one operation with one request per server, and its
+  // `pulls` have the rows. `out` without data: into memory of the operation's own.
+  Result<OperationPtr> pull(std::span<const PullItem> items, Codec codec, Deadline deadline);
+  // `values` holds a row for each key. One operation under one seq, however many items. Refused wholly,
+  // before anything is sent, when a value is not finite or (whatever the lane, so that a program tested in
+  // memory runs on servers) not so in the wire format.
+  Result<OperationPtr> push(std::vector<PushItem> items, const PushOptions& options, Deadline deadline);
 
   // Asks the sync shard; the operation is done when it has answered, which may take other workers' steps.
   Result<std::shared_ptr<SyncOperation>> sync(SyncRequest request, Deadline deadline);
@@ -118,6 +138,12 @@ class StoreClient {
 
   static Status closed_status() { return {Code::closed, "this client was closed"}; }
   Result<SpecPtr> find(uint32_t table, bool dense);
+  // A pull's part of an operation; `keys` of a tensor are the numbers of all its pieces.
+  struct Pull {
+    std::shared_ptr<PullOperation> operation;
+    std::vector<int64_t> pieces;
+    std::span<const int64_t> keys;
+  };
 
  private:
   // What stands behind the checks that all clients share.
@@ -126,18 +152,15 @@ class StoreClient {
   virtual Status commit(const Commit& commit, Deadline deadline) = 0;  // on every server
   virtual Result<double> norm(const Commit& commit, Deadline deadline) = 0;
   virtual std::shared_ptr<Block> allocate_rows(size_t bytes) = 0;
-  // `keys` of a tensor are the numbers of all its pieces.
-  virtual Result<OperationPtr> send_pull(const std::shared_ptr<PullOperation>& operation,
-                                         std::span<const int64_t> keys, Deadline deadline) = 0;
-  // There are keys. `sums_are_safe`: no sum of duplicates can overflow in the wire format.
-  virtual Result<OperationPtr> send_push(const OperationPtr& operation, std::span<const int64_t> keys,
-                                         const float* values, const PushOptions& options, bool sums_are_safe,
+  virtual Result<OperationPtr> send_pull(const OperationPtr& whole, std::span<const Pull> pulls,
                                          Deadline deadline) = 0;
-  virtual Result<OperationPtr> send_tensor(const OperationPtr& operation, std::span<const float> values,
-                                           const PushOptions& options, Deadline deadline) = 0;
+  // There is something to push. `sums_are_safe`: no sum of duplicates can overflow in the wire format.
+  virtual Result<OperationPtr> send_push(const OperationPtr& operation, std::span<const PushItem> items,
+                                         const PushOptions& options, bool sums_are_safe,
+                                         Deadline deadline) = 0;
 
-  Result<OperationPtr> pull_rows(const char* verb, const SpecPtr& spec, std::span<const int64_t> keys,
-                                 size_t rows, Codec codec, const OutMemory& out, Deadline deadline);
+  Result<Pull> make_pull(const PullItem& item, Codec codec);
+  Status check_item(const PushItem& item, const PushOptions& options, bool& sums_are_safe) const;
 
   std::atomic<uint64_t> applied_{0};  // commits up to here are done on every server
 };

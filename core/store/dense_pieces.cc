@@ -70,6 +70,21 @@ bool DensePieces::push(int64_t piece, Codec codec, const std::byte* grad, float 
   return true;
 }
 
+bool DensePieces::push_compensated(int64_t piece, Codec codec, const std::byte* grad, const std::byte* pulled,
+                                   float lambda, float lr, uint64_t version) {
+  const uint32_t floats = spec_->floats(piece);
+  Piece* found = find_or_make(piece);
+  if (found == nullptr) return false;
+  std::vector<float> full(floats);
+  decode_rows(codec, grad, 1, floats, full.data());
+  for (uint32_t i = 0; i < floats; ++i) {
+    float then = 0.0f;
+    std::memcpy(&then, pulled + size_t{4} * i, 4);
+    full[i] += lambda * full[i] * full[i] * (found->value()[i] - then);
+  }
+  return push(piece, Codec::fp32, reinterpret_cast<const std::byte*>(full.data()), lr, version);
+}
+
 bool DensePieces::assign(int64_t piece, const std::byte* value, uint64_t version) {
   Piece* found = find_or_make(piece);
   if (found == nullptr) return false;

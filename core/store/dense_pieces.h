@@ -27,6 +27,9 @@ class DensePieces {
   // Each is false when memory is exhausted; the piece is then as it was.
   bool prepare(int64_t piece, Codec codec);  // gives birth to it: a push in `codec` can then not fail
   bool push(int64_t piece, Codec codec, const std::byte* grad, float lr, uint64_t version);
+  // The gradient was made from the values `pulled` (fp32); lambda makes up for what has changed since.
+  bool push_compensated(int64_t piece, Codec codec, const std::byte* grad, const std::byte* pulled,
+                        float lambda, float lr, uint64_t version);
   bool assign(int64_t piece, const std::byte* value, uint64_t version);
   // Only the first value counts: a piece that was written already stays as it is.
   bool init_once(int64_t piece, const std::byte* value, uint64_t version);

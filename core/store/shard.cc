@@ -78,6 +78,9 @@ Status Shard::check(const PushPart& part) {
   if (!std::isnan(part.lr) && (!std::isfinite(part.lr) || part.lr < 0.0f)) {
     return {Code::refused, "lr " + std::to_string(part.lr) + " is not a number >= 0"};
   }
+  if (part.dc_lambda != 0.0f && (!spec.dense || !std::isfinite(part.dc_lambda) || part.pulled == nullptr)) {
+    return {Code::refused, "delay compensation is for a dense tensor, by a finite lambda"};
+  }
   return {};
 }
 
@@ -95,7 +98,9 @@ bool Shard::prepare(const PushPart& part, bool only_part) {
 
 bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
   Entry& entry = *find(part.table);
-  const float lr = std::isnan(part.lr) ? spec_of(entry.rows).optimizer.lr : part.lr;
+  float lr = std::isnan(part.lr) ? spec_of(entry.rows).optimizer.lr : part.lr;
+  if (part.version_read < version)
+    lr /= static_cast<float>(std::max<uint64_t>(1, version - 1 - part.version_read));
   if (auto* table = std::get_if<TableRows>(&entry.rows)) {
     return part.mode == PushMode::assign
                ? table->assign(part.keys, part.values.data(), version, step)
@@ -103,12 +108,16 @@ bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
   }
   auto& pieces = std::get<DensePieces>(entry.rows);
   const std::byte* values = part.values.data();
+  const std::byte* pulled = part.pulled;
   for (const int64_t key : part.keys) {
-    const bool done = part.mode == PushMode::update   ? pieces.push(key, part.codec, values, lr, version)
+    const bool done = part.dc_lambda != 0.0f ? pieces.push_compensated(key, part.codec, values, pulled,
+                                                                       part.dc_lambda, lr, version)
+                      : part.mode == PushMode::update ? pieces.push(key, part.codec, values, lr, version)
                       : part.mode == PushMode::assign ? pieces.assign(key, values, version)
                                                       : pieces.init_once(key, values, version);
     if (!done) return false;
     values += encoded_bytes(part.codec, pieces.spec().floats(key));
+    if (pulled != nullptr) pulled += size_t{4} * pieces.spec().floats(key);
   }
   return true;
 }
@@ -155,6 +164,10 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
     ack.status = out_of_memory();
     return ack;
   }
+  if (!parts.empty() && parts[0].version_read <= version_) {
+    const uint64_t stale = version_ - parts[0].version_read;
+    staleness_ = {staleness_.count + 1, staleness_.sum + stale, std::max(staleness_.max, stale)};
+  }
   ack.version = ++version_;
   if (identity != nullptr) dedupe_.record(*identity, version_);
   for (const PushPart& part : parts) {
@@ -171,7 +184,8 @@ Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, 
   Ack ack{.status = {}, .term = term_, .version = version_};
   if (identity != nullptr && !is_fresh(*identity, ack)) return ack;
   for (const PushPart& part : parts) {
-    ack.status = part.mode == PushMode::update ? check(part) : Status{Code::refused, "only gradients wait"};
+    const bool plain = part.mode == PushMode::update && part.dc_lambda == 0.0f;
+    ack.status = plain ? check(part) : Status{Code::refused, "only plain gradients wait for a commit"};
     if (!ack.status.ok()) return ack;
   }
   if (identity != nullptr) dedupe_.make_room(*identity);
@@ -274,6 +288,11 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
     out += encoded_bytes(target.codec, pieces.spec().floats(key));
   }
   return ack;
+}
+
+Staleness Shard::staleness() {
+  const std::lock_guard lock(mutex_);
+  return staleness_;
 }
 
 Result<ScanPage> Shard::scan(uint32_t table, uint64_t cursor, size_t rows_max) {

@@ -40,6 +40,13 @@ struct Ack {
   bool duplicate = false;
 };
 
+// How many updates lay between a push and the pull before it, where that was told.
+struct Staleness {
+  uint64_t count = 0;
+  uint64_t sum = 0;
+  uint64_t max = 0;
+};
+
 struct TableFigures {
   uint64_t rows = 0;
   uint64_t value_bytes = 0;
@@ -77,6 +84,7 @@ class Shard {
 
   Result<ScanPage> scan(uint32_t table, uint64_t cursor, size_t rows_max);
   Result<TableFigures> figures(uint32_t table);
+  Staleness staleness();
   void fence(uint64_t client, uint32_t incarnation);
   void forget(uint64_t client, uint32_t incarnation);
 
@@ -104,6 +112,7 @@ class Shard {
   uint64_t version_ = 0;
   Dedupe dedupe_;
   Staging staging_;
+  Staleness staleness_;
   uint64_t committed_ = 0;  // seq of the last commit
   uint64_t normed_ = 0;     // the commit that norm_ is of
   double norm_ = 0.0;

@@ -29,9 +29,9 @@ uint32_t shard_of_key(const TableSpec& spec, int64_t key, uint32_t shards) {
 
 StoreFigures& StoreFigures::operator+=(const StoreFigures& other) {
   staged_bytes += other.staged_bytes;
-  stale_count += other.stale_count;
-  stale_sum += other.stale_sum;
-  stale_max = std::max(stale_max, other.stale_max);
+  staleness.count += other.staleness.count;
+  staleness.sum += other.staleness.sum;
+  staleness.max = std::max(staleness.max, other.staleness.max);
   return *this;
 }
 
@@ -80,6 +80,12 @@ Status Store::commit(const Commit& commit, WorkCrew& crew) {
   while (before < commit.seq && !committed_.compare_exchange_weak(before, commit.seq)) {
   }
   return {};
+}
+
+StoreFigures Store::figures() {
+  StoreFigures sum{.staged_bytes = budget_->used};
+  for (const auto& shard : shards_) sum += {.staleness = shard->staleness()};
+  return sum;
 }
 
 double Store::norm(const Commit& commit, WorkCrew& crew) {

@@ -25,9 +25,7 @@ uint32_t shard_of_key(const TableSpec& spec, int64_t key, uint32_t shards);
 // What is counted over all shards, whatever the table.
 struct StoreFigures {
   uint64_t staged_bytes = 0;
-  uint64_t stale_count = 0;  // pushes that told which version they were made from
-  uint64_t stale_sum = 0;
-  uint64_t stale_max = 0;
+  Staleness staleness = {};
 
   StoreFigures& operator+=(const StoreFigures& other);
 };
@@ -46,7 +44,7 @@ class Store {
   Status commit(const Commit& commit, WorkCrew& crew);
   // Over all shards, in their order; NaN for a commit that was done before the last one.
   double norm(const Commit& commit, WorkCrew& crew);
-  StoreFigures figures() const { return {.staged_bytes = budget_->used}; }
+  StoreFigures figures();
 
   void fence(uint64_t client, uint32_t incarnation);
   // The client has ended in good order and nothing of it is under way: its dedupe records go.

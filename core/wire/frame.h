@@ -46,8 +46,9 @@ enum class Kind : uint16_t {
 };
 
 enum Flags : uint32_t {
-  kApply = 0,       // a push takes effect at once
-  kStage = 1 << 0,  // a push waits for its round's commit
+  kApply = 0,             // a push takes effect at once
+  kStage = 1 << 0,        // a push waits for its round's commit
+  kByStaleness = 1 << 1,  // its lr is divided by its staleness: parts name the version they were made from
 };
 
 struct Header {
@@ -85,15 +86,16 @@ struct Part {
   uint32_t count = 0;  // keys
   float lr = 0.0f;     // NaN: the table's own
   uint32_t samples = 0;
-  uint64_t version = 0;        // replies: the shard's, after a push or at a pull. scans: the cursor
-  uint32_t keys_at = 0;        // replies to pulls: number of the first row within the request
-  uint32_t values_at = 0;      // pushes: the rows. pulls: where the rows shall go, if in a segment
-  uint32_t positions_at = 0;   // pulls into a segment: row of each key, u32, beside the keys
+  uint64_t version = 0;       // the shard's: replies: now; pushes: when it was last pulled. scans: the cursor
+  uint32_t keys_at = 0;       // replies to pulls: number of the first row within the request
+  uint32_t values_at = 0;     // pushes: the rows. pulls: where the rows shall go, if in a segment
+  uint32_t positions_at = 0;  // pulls into a segment: row of each key, u32, beside the keys
   uint32_t positions_end = 0;  // rows that there is room for
   uint16_t keys_segment = 0;
   uint16_t values_segment = 0;
   uint32_t values_words = 0;  // pushes of dense pieces: words of four bytes that the values take
-  uint64_t reserved = 0;
+  float dc_lambda = 0.0f;     // pushes of dense pieces: delay compensation; 0: none
+  uint32_t pulled_at = 0;     // where it is not 0: the values that the gradient was made from, beside it
 };
 static_assert(sizeof(Part) == 64);
 

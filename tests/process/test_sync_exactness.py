@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cutting_proxy import CuttingProxy
-from exactness_world import DEADLINE_S, LANES, CounterTable, join
+from exactness_world import DEADLINE_S, LANES, CounterTable
 from test_exactness import proxies_before, through
 
 import shoal

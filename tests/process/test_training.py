@@ -32,7 +32,11 @@ WORDS = [
 def test_a_job_of_two_workers_and_two_servers(word: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "shoal.cli", "run", "--workers", "2", "--servers", "2", "--sync", word]
     command += ["--directory", str(tmp_path / "job"), str(SCRIPT), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]

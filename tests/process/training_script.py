@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import torch
+from tests.train.models import ShoalModel, dense_values, loader, steps
 
 import shoal
-from tests.train.models import ShoalModel, dense_values, loader, steps
 
 worker = shoal.join()
 model = ShoalModel()

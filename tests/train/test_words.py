@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from shoal.train.worker import Worker
 from tests.train.crew import run_workers
 from tests.train.models import ShoalModel, dense_values, loader, steps
+
+from shoal.train.worker import Worker
 
 WORDS = [
     "bsp",
