@@ -1,4 +1,4 @@
-"""Modules on real servers: the rows lie in shared memory or come through a socket, and train as torch's do."""
+"""Modules on real servers, with rows in shared memory or through a socket, train as torch's do."""
 
 import pytest
 import torch

@@ -46,10 +46,11 @@ def lookup(pulled: Sequence[Pulled]) -> list[torch.Tensor]:
         return tensors
     learning = [place for place, entry in enumerate(pulled) if entry.handle.requires_grad]
     if learning:
-        handles = [pulled[place].handle for place in learning]
+        chosen = [pulled[place] for place in learning]
         # In a list: a tensor that goes in and comes out would be a view of itself, and relu_ on it an error.
         rows = [tensors[place] for place in learning]
-        outputs = _Lookup.apply([pulled[place] for place in learning], rows, *handles)  # type: ignore[no-untyped-call]
+        handles = [entry.handle for entry in chosen]
+        outputs = _Lookup.apply(chosen, rows, *handles)  # type: ignore[no-untyped-call]
         for place, output in zip(learning, outputs, strict=True):
             tensors[place] = output
     return tensors

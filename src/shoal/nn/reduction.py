@@ -22,7 +22,8 @@ def reduce_rows(
     """Bags of `rows`: bag i is rows ends[i] to ends[i + 1]. An empty bag is zeros. `weights` scale rows."""
     if mode == "max":
         return _kernel(rows, ends, "max", None)
-    bags: torch.Tensor = _Reduce.apply(rows, weights, ends.to(rows.device), mode)  # type: ignore[no-untyped-call]
+    ends = ends.to(rows.device)
+    bags: torch.Tensor = _Reduce.apply(rows, weights, ends, mode)  # type: ignore[no-untyped-call]
     return bags
 
 
