@@ -124,6 +124,17 @@ def test_a_worker_that_ignores_sigterm_is_killed(jobs: Jobs) -> None:
     assert not any(map(alive, pids))
 
 
+def test_a_cluster_that_cannot_start_is_one_sentence(jobs: Jobs) -> None:
+    jobs.environment["SHOAL_LOG"] = "loud"
+    result = jobs.run(SCRIPT, "sit")
+    assert result.returncode == 1
+    assert re.fullmatch(
+        r"error: the \w+( 0)? ended with code 1 while starting: SHOAL_LOG is .*\n", result.stderr
+    )
+    record = jobs.record()
+    assert (record["state"], record["code"]) == ("ended", 1)
+
+
 def test_a_lost_server_ends_the_job(jobs: Jobs) -> None:
     with jobs.started("--workers", "1", "--servers", "2", SCRIPT, "sit") as process:
         jobs.until("ready-0")

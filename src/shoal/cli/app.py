@@ -86,8 +86,9 @@ def run(
 ) -> None:
     """Run a script on several workers, with servers of their own.
 
-    Exit code: 0 if all workers ended well, else that of the first that failed (128 + signal if it was
-    killed); 130 after Ctrl-C, 124 after --timeout, 2 if the job cannot be run as it is given.
+    Exit code: 0 if all workers ended well, else that of the first that failed, 128 + signal if killed.
+
+    130 after Ctrl-C, 124 after --timeout, 2 if the job cannot be run as it is given.
     """
     code = run_command.run(
         command=tuple(command),
@@ -148,8 +149,9 @@ def status(
 ) -> None:
     """Show the processes and tables of a cluster, or of a job with its workers.
 
-    Exit code: 0 if all is up, 2 if a server is missing or does not answer, 1 if nobody could be asked. For a
-    job that has ended: 0 if it ended well, else 2.
+    Exit code: 0 if all is up, 2 if a server is missing or does not answer, 1 if nobody could be asked.
+
+    Of a job that has ended: 0 if it ended well, else 2.
     """
     if job_status.is_cluster(target, token_file):
         code = status_view.show(target, as_json=json, token_file=token_file, timeout_s=timeout)

@@ -27,11 +27,12 @@ from types import FrameType
 
 import msgspec
 
+from shoal.errors import BadInput
 from shoal.fleet.local import LocalCluster
 from shoal.launch import guardian
 from shoal.launch.board import Board
 from shoal.launch.options import JobOptions
-from shoal.launch.records import JobRecord, ServerRecord, WorkerRecord, make_job_directory
+from shoal.launch.records import JobRecord, ServerRecord, WorkerRecord, find_job, make_job_directory
 from shoal.launch.screen import LogFile, Screen
 from shoal.launch.verdict import Verdict
 from shoal.launch.worker import Pipe, Worker, exit_code
@@ -110,6 +111,8 @@ def run_job(options: JobOptions) -> int:
             _write_end(record, verdict)
             return verdict.code
         except BaseException as error:
+            with suppress(BadInput):  # as far as it has come
+                record = find_job(record.directory)
             _write_end(record, verdict, code=1, reason=str(error))
             raise
 
