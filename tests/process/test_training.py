@@ -42,7 +42,8 @@ def test_a_job_of_two_workers_and_two_servers(word: str, tmp_path: Path) -> None
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for one in found:
         assert one["final"] < 1.2, found
-        assert one["steps"] > 0 and one["samples"] > 0
+        assert one["steps"] > 0
+        assert one["samples"] > 0
         assert one["done"] == one["units"]
         assert one["mean"] == pytest.approx(sum(f["final"] for f in found) / 2, rel=1e-5)
     if word not in ("quorum:0.5",):

@@ -63,7 +63,8 @@ class TorchGroup:
         if not dist.is_initialized():
             if "MASTER_ADDR" not in os.environ:
                 raise BadInput(
-                    "workers that exchange gradients directly need MASTER_ADDR and MASTER_PORT in their environment, "
+                    "workers that exchange gradients directly need MASTER_ADDR and MASTER_PORT in their "
+                    "environment, "
                     "as `shoal run` and torchrun set them"
                 )
             backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -71,7 +72,8 @@ class TorchGroup:
             dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
         elif (dist.get_rank(), dist.get_world_size()) != (rank, size):
             raise BadInput(
-                f"torch.distributed says rank {dist.get_rank()} of {dist.get_world_size()}, and this is worker {rank} "
+                f"torch.distributed says rank {dist.get_rank()} of {dist.get_world_size()}, and this is "
+                f"worker {rank} "
                 f"of {size}; start both from the same environment"
             )
 

@@ -16,7 +16,8 @@ __all__ = ["AtServers"]
 
 
 class AtServers(Strategy):
-    """Every step: gradients up, wait for the policy's word, parameters down. The torch optimizer does nothing."""
+    """Every step: gradients up, wait for the policy's word, parameters down. The torch optimizer does "
+    "nothing."""
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
         for one in stepped:
@@ -24,7 +25,8 @@ class AtServers(Strategy):
             for dense in one.dense:
                 _check_dtype(dense)
             self.open_tensors([(dense, twin_of(one.optimizer, dense.group)) for dense in one.dense])
-            # Lets GradScaler call step also where a gradient is not finite, and tell us instead of skipping it.
+            # Lets GradScaler call step also where a gradient is not finite, and tell us instead of skipping
+            # it.
             one.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         self.stepped.extend(stepped)
         self.pull_dense()
@@ -66,7 +68,8 @@ class AtServers(Strategy):
 def _check_dtype(dense: Dense) -> None:
     if dense.parameter.dtype != torch.float32:
         raise BadInput(
-            f"parameter {dense.name} is {dense.parameter.dtype}; the servers hold float32. Keep it in float32 (autocast "
+            f"parameter {dense.name} is {dense.parameter.dtype}; the servers hold float32. Keep it in "
+            f"float32 (autocast "
             f"computes in less), or take a sync word whose parameters stay on the workers"
         )
 

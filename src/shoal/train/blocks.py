@@ -68,7 +68,8 @@ class Blocks(_LocalSteps):
         self._states: dict[str, Any] = {}
 
     def outer_optimizer(self) -> optim.Optimizer:
-        return self._payload.outer(self.worker.world_size)
+        outer: optim.Optimizer = self._payload.outer(self.worker.world_size)
+        return outer
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
         super().attach(stepped)

@@ -33,7 +33,8 @@ def join(
     """Become a worker: of the job that `shoal run` or torchrun started this process for, or of one alone.
 
     Arguments come before the environment (SHOAL_ADDRESS, SHOAL_RANK or RANK, SHOAL_WORLD_SIZE or WORLD_SIZE,
-    SHOAL_SYNC). `sync` is a word, such as "ssp:3", or a `shoal.sync.Policy`. A second call gives the same worker.
+    SHOAL_SYNC). `sync` is a word, such as "ssp:3", or a `shoal.sync.Policy`. A second call gives the same
+    worker.
     """
     if os.getpid() in _joined:
         return _joined[os.getpid()]

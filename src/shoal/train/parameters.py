@@ -1,4 +1,5 @@
-"""What a model and its optimizers are made of, seen by Shoal: dense parameters, tables, and who steps them."""
+"""What a model and its optimizers are made of, seen by Shoal: dense parameters, tables, and who steps "
+"them."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ def _tables(
         elif module.optimizer is None or not stepped:
             raise BadInput(
                 f"table {module.table_name!r} ({prefix + name}) is stepped by nobody: its handle "
-                f"{prefix + name}.weight is in no optimizer that was given to prepare. Give prepare the optimizer "
+                f"{prefix + name}.weight is in no optimizer that was given to prepare. Give prepare the "
+                f"optimizer "
                 f"that was built from model.parameters()"
                 + ("" if module.optimizer is not None else ", or the module an optimizer=")
             )
@@ -122,7 +124,9 @@ def _check_strangers(stepped: list[Stepped], known: set[int]) -> None:
         ]
         if strangers:
             raise BadInput(
-                f"{type(one.optimizer).__name__} steps {len(strangers)} parameters of no model that was given to "
-                f"prepare (the first of shape {strangers[0]}). Build the optimizer from the parameters of the "
+                f"{type(one.optimizer).__name__} steps {len(strangers)} parameters of no model that was "
+                f"given to "
+                f"prepare (the first of shape {strangers[0]}). Build the optimizer from the parameters of "
+                f"the "
                 f"model that you prepare, after all changes to the model"
             )

@@ -1,7 +1,9 @@
 """Passes over the data: what happens between a loader that hands out units and the job's ledger.
 
-A loop that steps is training: its pass is opened in the ledger, each unit is done with the step that used it, and
-the pass ends for all workers together. A loop that never steps (evaluation) just reads: nobody waits for anybody.
+A loop that steps is training: its pass is opened in the ledger, each unit is done with the step that used
+it, and
+the pass ends for all workers together. A loop that never steps (evaluation) just reads: nobody waits for
+anybody.
 """
 
 from __future__ import annotations

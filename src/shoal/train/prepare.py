@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["prepare"]
 
 
+# Returned as they are: changed in place, or reading what is changed.
+_AS_THEY_ARE = (
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.optim.lr_scheduler.ReduceLROnPlateau,
+    ShardedLoader,
+)
+
+
 def _strategy(policy: Policy) -> type[Strategy]:
     """What a policy means around a step, by where its dense parameters live and what travels."""
     if policy.dense_home == "server":
@@ -45,7 +55,6 @@ def prepare(
     objects: Sequence[Any],
     *,
     split: bool = True,
-    seed: int = 0,
 ) -> list[Any]:
     """The same objects in the same order, ready to train in the job."""
     models = [thing for thing in objects if isinstance(thing, torch.nn.Module)]
@@ -53,17 +62,16 @@ def prepare(
     fresh = [model for model in models if not getattr(model, "_shoal_prepared", False)]
     if fresh or optimizers:
         _prepare_training(worker, fresh, optimizers)
-    return [_prepared(worker, thing, split, seed) for thing in objects]
+    return [_prepared(worker, thing, split) for thing in objects]
 
 
-def _prepared(worker: Worker, thing: Any, split: bool, seed: int) -> Any:
-    if isinstance(thing, torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
-        return thing
-    if isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau) or isinstance(thing, ShardedLoader):
+def _prepared(worker: Worker, thing: Any, split: bool) -> Any:
+    if isinstance(thing, _AS_THEY_ARE):
         return thing
     if not isinstance(thing, Iterable):
         raise BadInput(
-            f"prepare: an object of {type(thing).__name__} is none of these: a torch.nn.Module, a torch optimizer, a "
+            f"prepare: an object of {type(thing).__name__} is none of these: a torch.nn.Module, a torch "
+            f"optimizer, a "
             f"learning-rate scheduler, a DataLoader or another iterable of batches"
         )
     if not split:
@@ -98,7 +106,8 @@ def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[St
             dim, first = dims.setdefault(module.table_name, (module.dim, name))
             if dim != module.dim:
                 raise Mismatch(
-                    f"table {module.table_name!r} has dim {dim} in module {first} and dim {module.dim} in module {name}; "
+                    f"table {module.table_name!r} has dim {dim} in module {first} and dim {module.dim} in "
+                    f"module {name}; "
                     f"one name is one table"
                 )
             if not module.bound:
@@ -118,7 +127,8 @@ def _hook(strategy: Strategy, one: Stepped) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is not None:
             raise BadInput(
-                f"{type(optimizer).__name__}.step(closure) is not supported: a step of the job has one gradient. Call "
+                f"{type(optimizer).__name__}.step(closure) is not supported: a step of the job has one "
+                f"gradient. Call "
                 f"the closure yourself, then step()"
             )
         strategy.before(one)

@@ -31,7 +31,8 @@ def share(worker: Worker, dense: Sequence[Dense]) -> None:
     for entry in dense:
         if entry.parameter.dtype != torch.float32 or entry.parameter.device.type != "cpu":
             raise BadInput(
-                f"parameter {entry.name} is {entry.parameter.dtype} on {entry.parameter.device}; hogwild shares "
+                f"parameter {entry.name} is {entry.parameter.dtype} on {entry.parameter.device}; hogwild "
+                f"shares "
                 f"float32 parameters in the memory of one host"
             )
     memory = _memory(worker, sum(entry.parameter.numel() for entry in dense))

@@ -1,7 +1,8 @@
 """What happens around `optimizer.step()`: one strategy for each home of the dense parameters.
 
 The user's step is hooked, never replaced. `before` runs first and decides what the optimizer then sees: where
-the optimizer runs at the servers it sees no gradients at all and does nothing; where it runs here it sees those
+the optimizer runs at the servers it sees no gradients at all and does nothing; where it runs here it sees
+those
 that it shall step with. `after` runs last.
 """
 

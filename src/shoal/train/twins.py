@@ -19,6 +19,12 @@ __all__ = ["HYPER_PARAMETERS", "check_twin", "twin_of"]
 
 Group = Mapping[str, Any]
 
+
+def _betas(group: Group) -> tuple[float, float]:
+    first, second = group["betas"]
+    return float(first), float(second)
+
+
 _TWINS: dict[type, Callable[[Group], optim.Optimizer]] = {
     torch.optim.SGD: lambda group: optim.SGD(
         lr=float(group["lr"]),
@@ -36,13 +42,13 @@ _TWINS: dict[type, Callable[[Group], optim.Optimizer]] = {
     ),
     torch.optim.Adam: lambda group: (optim.AdamW if group.get("decoupled_weight_decay") else optim.Adam)(
         lr=float(group["lr"]),
-        betas=tuple(float(beta) for beta in group["betas"]),
+        betas=_betas(group),
         eps=group["eps"],
         weight_decay=group["weight_decay"],
     ),
     torch.optim.AdamW: lambda group: optim.AdamW(
         lr=float(group["lr"]),
-        betas=tuple(float(beta) for beta in group["betas"]),
+        betas=_betas(group),
         eps=group["eps"],
         weight_decay=group["weight_decay"],
     ),
@@ -58,7 +64,8 @@ def check_twin(optimizer: torch.optim.Optimizer) -> None:
     if kind not in _TWINS:
         known = ", ".join(f"torch.optim.{twin.__name__}" for twin in _TWINS)
         raise BadInput(
-            f"{kind.__module__}.{kind.__qualname__} has no twin at the servers; those that have: {known}. Take "
+            f"{kind.__module__}.{kind.__qualname__} has no twin at the servers; those that have: {known}. "
+            f"Take "
             f"one of them, or a sync word whose optimizer runs on the workers (allreduce, average, bmuf, "
             f"easgd, diloco, gossip, hogwild)"
         )

@@ -87,14 +87,15 @@ class Worker:
 
     # What scripts call.
 
-    def prepare(self, *objects: Any, **options: Any) -> Any:
+    def prepare(self, *objects: Any, split: bool = True) -> Any:
         """Connect models, optimizers, loaders and schedulers with the job; returns them in the same order.
 
-        Options: `split=False` gives this worker all of a loader; `reduction="sum"` for losses that are sums.
+        Model and optimizer stay the same objects; loaders are wrapped, unless `split` is False: then this
+        worker reads all of them. Twice is harmless.
         """
         from shoal.train.prepare import prepare
 
-        prepared = prepare(self, objects, **options)
+        prepared = prepare(self, objects, split=split)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -106,12 +107,14 @@ class Worker:
                 self.epoch += 1
 
     def report(self, **metrics: Any) -> None:
-        """Show figures of this worker: loss, accuracy, whatever has a name. A loss that is not a number raises."""
+        """Show figures of this worker: loss, accuracy, whatever has a name. A loss that is not a number "
+        "raises."""
         values = {name: float(value) for name, value in metrics.items()}
         loss = values.get("loss")
         if loss is not None and not math.isfinite(loss):
             raise BadInput(
-                f"worker {self.rank}: the loss is {loss} at step {self.step}; lower the learning rate, or look at the "
+                f"worker {self.rank}: the loss is {loss} at step {self.step}; lower the learning rate, or "
+                f"look at the "
                 f"batch of this step"
             )
         self.progress.update(loss=loss, metrics=values)
@@ -148,8 +151,10 @@ class Worker:
     def clip_grad_norm_(self, model: torch.nn.Module, max_norm: float) -> torch.Tensor:
         """Clip the gradient of the next step, dense parameters and rows together.
 
-        In words with rounds it is the round's mean gradient that is clipped, by all workers alike; its norm is
-        known when `optimizer.step()` has returned, and then stands in the tensor that this gives. Elsewhere the
+        In words with rounds it is the round's mean gradient that is clipped, by all workers alike; its norm
+        is
+        known when `optimizer.step()` has returned, and then stands in the tensor that this gives. Elsewhere
+        the
         worker's own gradient is clipped at once.
         """
         if not max_norm > 0:
