@@ -167,6 +167,8 @@ Status SyncOperation::on_reply(const Request&, const FrameView& frame) {
 
 Result<std::shared_ptr<SyncOperation>> StoreClient::sync(SyncRequest request, Deadline deadline) {
   const auto operation = std::make_shared<SyncOperation>();
+  static std::atomic<uint64_t> asked{0};  // one order for all clients of this process
+  request.number = ++asked;
   request.applied = applied_;
   operation->what = "rank " + std::to_string(request.rank) + " in step " + std::to_string(request.step);
   operation->request = std::move(request);

@@ -51,6 +51,7 @@ struct SyncAsk {
   uint64_t step = 0;
   uint64_t epoch = 0;
   uint64_t count = 0;
+  uint64_t number = 0;   // grows with each question of a client; the same when it is sent again
   uint64_t applied = 0;  // commits up to here are done on every server
   SyncConfig config;
   float weight = 0.0f;  // samples; 0: abstains
@@ -58,7 +59,7 @@ struct SyncAsk {
   float clip = 0.0f;
   uint32_t reserved = 0;
 };
-static_assert(sizeof(SyncAsk) == 80);
+static_assert(sizeof(SyncAsk) == 88);
 
 struct SyncRequest : SyncAsk {
   std::vector<UnitName> units;  // advance: done in this step

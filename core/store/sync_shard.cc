@@ -7,6 +7,7 @@ namespace shoal {
 namespace {
 
 constexpr size_t kPassesKept = 8;
+constexpr size_t kTokensMax = 16;  // of one question
 
 std::string describe(const SyncConfig& config) {
   const char* take = config.take == Take::each ? "each" : config.take == Take::round ? "round" : "count";
@@ -47,6 +48,7 @@ std::vector<SyncShard::Answer> SyncShard::handle(const SyncRequest& request, uin
   while (!commits_.empty() && commits_.front().seq <= request.applied) commits_.pop_front();
   Status status = check(request);
   SyncReply reply;
+  if (status.ok() && is_stale(request)) status = {Code::unavailable, "its rank has asked something newer"};
   if (status.ok()) {
     switch (request.verb) {
       case SyncVerb::open: status = open(request); break;
@@ -176,11 +178,8 @@ void SyncShard::pass_end(const SyncRequest& request) {
 void SyncShard::leave(const SyncRequest& request) {
   Member& member = members_[request.rank];
   if (member.phase == Phase::left) return;
-  if (member.parked) {
-    answer(member.parked->token,
-           {.status = {Code::closed, "rank " + std::to_string(request.rank) + " has left"}});
-    member.parked.reset();
-  }
+  if (member.parked) turn_away(member, member.parked->tokens.size());
+  member.parked.reset();
   CommitEntry rest{.client = member.client, .step = member.finished, .incarnation = member.incarnation};
   rest.rank = request.rank;
   rest.weight = kDropped;
@@ -206,13 +205,40 @@ void SyncShard::enter(Member& member, Phase phase) {
 
 void SyncShard::park(const SyncRequest& request, uint64_t token) {
   Member& member = members_[request.rank];
-  if (member.parked) {
-    answer(member.parked->token,
-           {.status = {Code::unavailable,
-                       "a newer request of rank " + std::to_string(request.rank) + " has taken its place"}});
+  if (member.parked && (member.parked->verb != request.verb || member.parked->step != request.step)) {
+    turn_away(member, member.parked->tokens.size());
+    member.parked.reset();
   }
-  member.parked = Parked{token, request.verb, request.step};
+  if (!member.parked) member.parked = Parked{request.verb, request.step, {}};
+  std::vector<uint64_t>& tokens = member.parked->tokens;
+  tokens.push_back(token);
+  if (tokens.size() > kTokensMax) {
+    turn_away(member, 1);
+    tokens.erase(tokens.begin());
+  }
   if (request.verb != SyncVerb::pass_end) enter(member, Phase::waiting);
+}
+
+// Answers the first so many that wait: somebody newer asks in their place.
+void SyncShard::turn_away(const Member& member, size_t tokens) {
+  for (size_t i = 0; i < tokens; ++i) {
+    answer(member.parked->tokens[i],
+           {.status = {Code::unavailable, "its rank has left, or has asked something newer"}});
+  }
+}
+
+// A question that was overtaken by a later one of the same worker: whoever asked it has its answer.
+bool SyncShard::is_stale(const SyncRequest& request) {
+  if (request.verb != SyncVerb::advance && request.verb != SyncVerb::lease &&
+      request.verb != SyncVerb::pass_end && request.verb != SyncVerb::open) {
+    return false;
+  }
+  if (request.rank >= members_.size()) return false;
+  Member& member = members_[request.rank];
+  const bool same = member.client == request.client && member.incarnation == request.incarnation;
+  if (same && request.number < member.number) return true;
+  if (same || request.verb == SyncVerb::open) member.number = request.number;
+  return false;
 }
 
 bool SyncShard::counts(const Member& member) const {
@@ -331,7 +357,7 @@ void SyncShard::answer(uint64_t token, SyncReply reply) {
 }
 
 void SyncShard::answer_ready(Member& member) {
-  const Parked parked = *member.parked;
+  const Parked& parked = *member.parked;
   SyncReply reply;
   if (parked.verb == SyncVerb::pass_end) {
     const Pass& now = pass(member.epoch);
@@ -340,11 +366,11 @@ void SyncShard::answer_ready(Member& member) {
   } else if (!may_start(member)) {
     return;
   }
-  member.parked.reset();
   enter(member, Phase::working);
   reply.step = config_.take == Take::round ? std::max(member.finished, round_) : member.finished;
   reply.dropped = parked.verb == SyncVerb::advance && member.dropped_next == parked.step + 1;
-  answer(parked.token, std::move(reply));
+  for (const uint64_t token : parked.tokens) answer(token, reply);
+  member.parked.reset();
 }
 
 }  // namespace shoal

@@ -7,7 +7,8 @@
 //   - A step is finished once: asking again changes nothing and is answered from the state.
 //   - A contribution is in one commit at most, or is dropped; its units are done or given back with it.
 //   - Commits are numbered without gaps, and handed out until some worker says that they are done everywhere.
-//   - One request of a rank is parked at most; a newer one takes its place.
+//   - One question of a rank is parked at most, with the tokens of all that have asked it; a newer one takes
+//     its place, and what arrives after a newer one changes nothing.
 // Not thread-safe.
 #pragma once
 
@@ -41,15 +42,16 @@ class SyncShard {
 
  private:
   struct Parked {
-    uint64_t token;
     SyncVerb verb;
     uint64_t step;
+    std::vector<uint64_t> tokens;
   };
   struct Member {
     Phase phase = Phase::absent;
     double since = 0.0;
     uint64_t client = 0;
     uint32_t incarnation = 0;
+    uint64_t number = 0;        // of its newest question
     uint64_t finished = 0;      // its clock
     uint64_t dropped_next = 0;  // 1 + the last step whose contribution was dropped
     uint64_t epoch = 0;         // at_end: of this pass
@@ -74,7 +76,9 @@ class SyncShard {
   std::vector<uint64_t> state() const;
 
   void enter(Member& member, Phase phase);
+  bool is_stale(const SyncRequest& request);
   void park(const SyncRequest& request, uint64_t token);
+  void turn_away(const Member& member, size_t tokens);
   void settle();
   bool close_round();
   bool end_pass();

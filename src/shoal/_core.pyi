@@ -70,6 +70,9 @@ class Ticket:
     # float32 (tensors: 1-d), or None where the caller gave out=; pushes and assigns return None.
     def wait(self, timeout_s: float) -> NDArray[np.float32] | None: ...
 
+class ManyTicket(Ticket):  # at run time a Ticket
+    def wait(self, timeout_s: float) -> list[NDArray[np.float32] | None]: ...  # type: ignore[override]
+
 class Client:
     """Thread-safe. Belongs to the process that made it: in a forked child every call raises CoreError."""
 
@@ -115,6 +118,7 @@ class Client:
         codec: str = "fp32",
         step: int = 0,
         stage_rank: int = -1,  # >= 0: kept for the commit that names (stage_rank, step), not applied now
+        by_staleness: bool = False,  # lr / max(1, updates of the shard since this client's last pull)
         timeout_s: float,
     ) -> Ticket: ...
     def assign(
@@ -131,7 +135,29 @@ class Client:
         lr: float,
         codec: str = "fp32",
         step: int = 0,
-        stage_rank: int = -1,  # >= 0: kept for the commit that names (stage_rank, step), not applied now
+        stage_rank: int = -1,
+        by_staleness: bool = False,
+        pulled: NDArray[np.float32] | None = None,  # with dc_lambda: g += dc_lambda * g * g * (now - pulled)
+        dc_lambda: float = 0.0,
+        timeout_s: float,
+    ) -> Ticket: ...
+    # Several tables and tensors (keys None) in one operation, with one request per server where it is small;
+    # wait() gives a list, with None where the caller gave out. Items of a push: (table, keys, grads, lr).
+    def pull_many(
+        self,
+        items: Sequence[tuple[int, NDArray[np.int64] | None, NDArray[np.float32] | None]],
+        *,
+        codec: str = "fp32",
+        timeout_s: float,
+    ) -> ManyTicket: ...
+    def push_many(
+        self,
+        items: Sequence[tuple[int, NDArray[np.int64] | None, NDArray[np.float32], float]],
+        *,
+        step: int = 0,
+        stage_rank: int = -1,
+        by_staleness: bool = False,
+        codec: str = "fp32",
         timeout_s: float,
     ) -> Ticket: ...
     # Writes the first value once: a tensor that is born already keeps what it has.

@@ -67,12 +67,19 @@ struct Fleet {
 
 Status push(StoreClient& client, uint32_t table, const std::vector<int64_t>& keys, size_t dim, float value) {
   const std::vector<float> grads(keys.size() * dim, -value);
-  const auto operation = client.push(table, keys, grads.data(), {.lr = NAN}, soon());
+  const auto operation =
+      client.push({{.table = table, .keys = keys, .values = grads, .lr = NAN}}, {}, soon());
   return operation.ok() ? client.wait(*operation, soon()) : operation.status();
 }
 
+Result<StoreClient::OperationPtr> start_pull(StoreClient& client, uint32_t table,
+                                             std::optional<std::span<const int64_t>> keys) {
+  const PullItem item{.table = table, .keys = keys};
+  return client.pull({&item, 1}, Codec::fp32, soon());
+}
+
 std::vector<float> pull(StoreClient& client, uint32_t table, const std::vector<int64_t>& keys) {
-  const auto operation = client.pull(table, keys, Codec::fp32, {}, soon());
+  const auto operation = start_pull(client, table, keys);
   if (!operation.ok() || !client.wait(*operation, soon()).ok()) {
     return {};
   }
@@ -96,7 +103,7 @@ void work(StoreClient& client, uint32_t seed, int rounds) {
     const auto keys = first_keys(random() % 20 == 0 ? 5000 : 1 + random() % 50);
     CHECK(push(client, 1, keys, 4, 1.0f).ok());
     CHECK(push(client, 2, {0}, 3, 1.0f).ok());
-    auto later = client.pull(1, keys, Codec::fp32, {}, soon());
+    auto later = start_pull(client, 1, keys);
     CHECK(later.ok());
     if (later.ok()) {
       client.leave(*later);
@@ -181,9 +188,10 @@ TEST(tensors_of_several_pieces_over_every_lane) {
     const size_t size = 40 * size_t{kPieceFloats} + 7;
     REQUIRE(client->declare(make_table(5, size, true), soon()).ok());
     const std::vector<float> grad(size, -1.0f);
-    const auto pushed = client->push_tensor(5, grad, {.lr = NAN}, soon());
+    const auto pushed =
+        client->push({{.table = 5, .is_tensor = true, .values = grad, .lr = NAN}}, {}, soon());
     CHECK(pushed.ok() && client->wait(*pushed, soon()).ok());
-    const auto pulled = client->pull_tensor(5, Codec::fp32, {}, soon());
+    const auto pulled = start_pull(*client, 5, std::nullopt);
     REQUIRE(pulled.ok() && client->wait(*pulled, soon()).ok());
     const std::vector<float> expected(size, static_cast<float>(id - 1));
     CHECK(std::equal(expected.begin(), expected.end(), (*pulled)->out));
@@ -211,7 +219,7 @@ TEST(operations_left_alone_end_by_themselves) {
     if (round == 20) {
       stop = true;
     }
-    const auto operation = client->pull(1, keys, Codec::fp32, {}, soon());
+    const auto operation = start_pull(*client, 1, keys);
     REQUIRE(operation.ok());
     client->leave(*operation);
     const auto end = soon();

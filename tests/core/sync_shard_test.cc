@@ -2,7 +2,8 @@
 #include "store/sync_shard.h"
 
 #include <cmath>
-#include <cstring>
+#include <cstdio>
+#include <map>
 #include <string>
 
 #include "check.h"
@@ -40,6 +41,7 @@ struct Job {
     request.lr = static_cast<float>(rank);
     request.config = config;
     request.applied = applied;
+    request.number = tokens + 1;
     request.client = 100 + rank;
     return request;
   }
@@ -51,8 +53,8 @@ struct Job {
   }
   bool waits(uint64_t token) const { return !replies.contains(token); }
   const SyncReply& get(uint64_t token) {
-    REQUIRE(replies.contains(token));
-    return replies.at(token);
+    CHECK(replies.contains(token));
+    return replies[token];
   }
   uint64_t epoch_ask(SyncVerb verb, uint32_t rank, uint64_t epoch, uint64_t count = 0) {
     SyncRequest request = make(verb, rank);
@@ -149,14 +151,38 @@ TEST(finishing_again_changes_nothing_and_is_answered_alike) {
   CHECK_EQ(text(next.commits.back()), "1:1=1 1:0=-1");
 }
 
-TEST(a_newer_request_takes_the_place_of_an_older_one) {
+TEST(all_who_asked_the_same_are_answered_together) {
   Job job({.workers = 2, .take = Take::round});
   const uint64_t older = job.finish(0, 0);
   const uint64_t newer = job.finish(0, 0);
-  CHECK(job.get(older).status.code() == Code::unavailable);
-  CHECK(job.waits(newer));
+  CHECK(job.waits(older) && job.waits(newer));
+  for (int i = 0; i < 15; ++i) job.finish(0, 0);
+  CHECK(job.get(older).status.code() == Code::unavailable);  // but not without end
   job.finish(1, 0);
   CHECK_EQ(job.get(newer).step, 1);
+}
+
+TEST(a_newer_question_takes_the_place_of_an_older_one) {
+  Job job({.workers = 2, .take = Take::round});
+  const uint64_t finishing = job.finish(0, 0);
+  const uint64_t ending = job.epoch_ask(SyncVerb::pass_end, 0, 0);
+  CHECK(job.get(finishing).status.code() == Code::unavailable);
+  CHECK(job.waits(ending));
+}
+
+TEST(what_arrives_after_a_newer_question_changes_nothing) {
+  Job job({.workers = 2, .take = Take::round});
+  SyncRequest first = job.make(SyncVerb::advance, 0, 0);
+  first.number = 1000;
+  job.send(first);
+  job.finish(1, 0);
+  SyncRequest second = job.make(SyncVerb::advance, 0, 1);
+  second.number = 1001;
+  const uint64_t waiting = job.send(second);
+  CHECK(job.get(job.send(first)).status.code() == Code::unavailable);
+  CHECK(job.waits(waiting));
+  job.finish(1, 1);
+  CHECK_EQ(job.get(waiting).step, 2);
 }
 
 TEST(contributions_are_counted_in_order_of_finishing) {

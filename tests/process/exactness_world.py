@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
+from cutting_proxy import CuttingProxy
 from numpy.typing import NDArray
 
 import shoal
@@ -24,6 +25,7 @@ from shoal.store.messages import ClientGrant, JoinCluster, ServerInfo
 LANES = ("tcp", "unix", "shm")
 DEADLINE_S = 30.0
 SHM_BYTES_MAX = 1 << 28
+CUTS = 10  # by a proxy
 SGD = shoal.optim.SGD(lr=1.0)
 
 
@@ -86,6 +88,27 @@ def counter_spec(dim: int) -> _core.TableSpec:
     spec.optimizer.lr = 1.0
     spec.init = _core.InitSpec("zeros")
     return spec
+
+
+def through(proxies: list[CuttingProxy]) -> Callable[[ServerInfo], _core.ServerAddress]:
+    """The address of the proxy that stands before a server."""
+
+    def address(server: ServerInfo) -> _core.ServerAddress:
+        at = proxies[server.index].address
+        if isinstance(at, str):
+            return _core.ServerAddress(server.index, server.host, server.port, at)
+        return _core.ServerAddress(server.index, *at)
+
+    return address
+
+
+def proxies_before(cluster: shoal.LocalCluster, lane: str, seed: int) -> list[CuttingProxy]:
+    proxies = []
+    for server in join(cluster, "proxy").servers:
+        target = (server.host, server.port) if lane == "tcp" else server.unix_path
+        path = None if lane == "tcp" else str(cluster.directory / f"{lane}-{seed}-{server.index}")
+        proxies.append(CuttingProxy(target, seed=seed * 2 + server.index, cuts=CUTS, path=path))
+    return proxies
 
 
 @contextmanager

@@ -4,24 +4,23 @@ import itertools
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
 from cutting_proxy import CuttingProxy
-from exactness_world import LANES, SGD, CounterTable, direct, join, stopped
+from exactness_world import CUTS, LANES, SGD, CounterTable, direct, join, proxies_before, stopped, through
 
 import shoal
 from shoal import _core
-from shoal.store.messages import ServerInfo
 
 pytestmark = pytest.mark.process
 
 SEEDS = range(8)
 SERVERS, CLIENTS, THREADS = 2, 2, 2
-PUSHES, CUTS = 25, 10  # a thread's; a proxy's
+PUSHES = 25  # a thread's
 KEYS = np.arange(-20, 20)
 names = (f"client-{number}" for number in itertools.count())
 
@@ -30,27 +29,6 @@ names = (f"client-{number}" for number in itertools.count())
 def cluster() -> Iterator[shoal.LocalCluster]:
     with shoal.LocalCluster(servers=SERVERS) as cluster:
         yield cluster
-
-
-def through(proxies: list[CuttingProxy]) -> Callable[[ServerInfo], _core.ServerAddress]:
-    """The address of the proxy that stands before a server."""
-
-    def address(server: ServerInfo) -> _core.ServerAddress:
-        at = proxies[server.index].address
-        if isinstance(at, str):
-            return _core.ServerAddress(server.index, server.host, server.port, at)
-        return _core.ServerAddress(server.index, *at)
-
-    return address
-
-
-def proxies_before(cluster: shoal.LocalCluster, lane: str, seed: int) -> list[CuttingProxy]:
-    proxies = []
-    for server in join(cluster, "proxy").servers:
-        target = (server.host, server.port) if lane == "tcp" else server.unix_path
-        path = None if lane == "tcp" else str(cluster.directory / f"{lane}-{seed}-{server.index}")
-        proxies.append(CuttingProxy(target, seed=seed * SERVERS + server.index, cuts=CUTS, path=path))
-    return proxies
 
 
 def push_counters(table: CounterTable, column: int, seed: int) -> np.ndarray:

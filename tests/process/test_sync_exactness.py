@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cutting_proxy import CuttingProxy
-from exactness_world import DEADLINE_S, LANES, CounterTable
-from test_exactness import proxies_before, through
+from exactness_world import DEADLINE_S, LANES, CounterTable, proxies_before, through
 
 import shoal
 from shoal import _core

@@ -50,6 +50,7 @@ class SimulatedServer:
         self._world = world
         self._index = index
         self._newest: dict[int, int] = {}  # client -> incarnation that was welcomed
+        self._sessions: dict[int, Connection] = {}  # by number
         self.store = _core.protocol.Server(world.plan.shards, TOKEN)
         self.paused_until = 0.0
         self.fenced_frames = 0  # of clients that a newer incarnation has replaced here
@@ -60,6 +61,7 @@ class SimulatedServer:
             return
         if connection.session is None:
             connection.session = _core.protocol.Session(self.store)
+            self._sessions[connection.session.number()] = connection
         session = connection.session
         greeting = not session.proved()
         replies, still_open = session.feed(frame)
@@ -67,6 +69,8 @@ class SimulatedServer:
             self._welcomed(connection)
         for reply in replies:
             self._world.network.send(connection, TO_CLIENT, reply)
+        for number, reply in self.store.mail():
+            self._world.network.send(self._sessions[number], TO_CLIENT, reply)
         if not still_open:
             connection.refused = True
             self._world.closed_by_server(connection)

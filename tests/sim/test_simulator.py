@@ -3,6 +3,7 @@
 import pytest
 
 from .plan import BURST_EVERY, make_plan
+from .rounds import run_round_seed
 from .simulator import LIVENESS_MS, Summary, run_seed
 
 SEEDS = 5000
@@ -16,6 +17,19 @@ def total(summaries: list[Summary], name: str) -> float:
 def test_every_schedule_is_exact() -> None:
     for seed in range(SEEDS):
         run_seed(seed)
+
+
+def test_rounds_are_exact() -> None:
+    runs = [run_round_seed(seed) for seed in range(300)]
+    assert sum(commits for commits, _ in runs) > 1500
+    assert sum(attempts for _, attempts in runs) > 3000
+    assert run_round_seed(7) == runs[7]
+
+
+@pytest.mark.slow
+def test_rounds_are_exact_under_many_more_schedules() -> None:
+    for seed in range(300, 3000):
+        run_round_seed(seed)
 
 
 @pytest.mark.soak

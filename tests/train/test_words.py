@@ -18,6 +18,8 @@ WORDS = [
     "ssp:2",
     "delay:1",
     "asp",
+    "asp,scale=staleness",
+    "softsync:1",
     "softsync:2",
     "downpour:2,3",
     "average:4",

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import shoal
-from shoal.errors import BadInput, Timeout, Unbound
+from shoal.errors import BadInput, Unbound
 from shoal.nn import Embedding, EmbeddingBag, EmbeddingCollection
-from shoal.store.many import pull_many, pull_many_async, push_many, push_many_async
+from shoal.store.many import pull_many, push_many
 
 SGD = shoal.optim.SGD(lr=1.0)
 IDS = torch.tensor([3, -1, 3])
@@ -132,15 +132,3 @@ def test_many_tables_are_pulled_and_pushed_in_order(client: shoal.Client) -> Non
     assert [row.tolist() for row in rows] == [[[-0.5, -0.5]], [[-2]], [[0]]]
     assert isinstance(rows[0], torch.Tensor)
     assert pull_many(client, []) == []
-
-
-def test_many_operations_are_waited_for_as_one(client: shoal.Client) -> None:
-    table = client.table("a", dim=1, optimizer=SGD)
-    ticket = push_many_async(client, [(table, [1], np.ones((1, 1), np.float32), None)])
-    assert ticket.wait(timeout=5) == [None]
-    ticket = pull_many_async(client, [(table, [1]), (table, [2])])
-    assert [rows.tolist() for rows in ticket.wait()] == [rows.tolist() for rows in ticket.wait(5)]
-    assert ticket.done()
-    with pytest.raises(BadInput, match="timeout is 0"):
-        ticket.wait(0)
-    assert Timeout.ticket is None

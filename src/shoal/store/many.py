@@ -1,62 +1,35 @@
-"""Several tables at once: one pull, or one push, for all the tables of a step.
-
-This is the one place that knows how that is done. Today each table's operation is begun before any is
-waited for; a request that carries all of them to a server takes its place here.
-"""
+"""Several tables and tensors at once: one operation, one request to each server, whatever their number."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shoal.config import check_timeout
+import numpy as np
+
+from shoal import _core
 from shoal.errors import BadInput
-from shoal.store.table import Table
+from shoal.store.arrays import as_floats, as_keys, as_out, is_torch, to_torch
+from shoal.store.table import Table, check_lr
 from shoal.store.tensor import Tensor
-from shoal.store.ticket import Ticket
-from shoal.types import ArrayLike
+from shoal.types import ArrayLike, Codec
 
 if TYPE_CHECKING:
-    from shoal.store.client import Client
+    from shoal.store.client import Client, Session
 
-__all__ = [
-    "ManyTicket",
-    "PullItem",
-    "PushItem",
-    "pull_many",
-    "pull_many_async",
-    "push_many",
-    "push_many_async",
-]
+__all__ = ["PullItem", "PushItem", "pull_many", "push_many"]
 
+Handle: TypeAlias = "Table | Tensor"
 # A table and its keys, or a tensor and None; memory for the rows may follow.
-PullItem: TypeAlias = tuple["Table | Tensor", ArrayLike] | tuple["Table | Tensor", ArrayLike, ArrayLike]
+PullItem: TypeAlias = tuple[Handle, ArrayLike] | tuple[Handle, ArrayLike, ArrayLike]
 # A table and its keys, or a tensor and None; gradients; lr (None: the table's own).
-PushItem: TypeAlias = tuple["Table | Tensor", ArrayLike, ArrayLike, float | None]
-
-
-class ManyTicket:
-    """Operations on several tables in flight, waited for as one."""
-
-    __slots__ = ("_tickets", "_timeout_s")
-
-    def __init__(self, tickets: list[Ticket], timeout_s: float) -> None:
-        self._tickets = tickets
-        self._timeout_s = timeout_s
-
-    def done(self) -> bool:
-        """Whether `wait` returns (or raises) at once."""
-        return all(ticket.done() for ticket in self._tickets)
-
-    def wait(self, timeout: float | None = None) -> list[Any]:
-        """The results in the order of the items: rows for pulls, None for pushes. May be waited for again."""
-        end = time.monotonic() + (self._timeout_s if timeout is None else check_timeout(timeout))
-        return [ticket._wait(max(0.0, end - time.monotonic())) for ticket in self._tickets]
+PushItem: TypeAlias = tuple[Handle, ArrayLike, ArrayLike, float | None]
 
 
 def pull_many(client: Client, items: Sequence[PullItem], timeout: float | None = None) -> list[Any]:
-    """The rows of each (table, keys), in that order. A table may occur more than once.
+    """The rows of each (table, keys) and the values of each (tensor, None), in that order.
 
     >>> import shoal
     >>> from shoal.store.many import pull_many
@@ -65,21 +38,20 @@ def pull_many(client: Client, items: Sequence[PullItem], timeout: float | None =
     >>> [rows.shape for rows in pull_many(client, [(a, [1, 2]), (b, [3])])]
     [(2, 2), (1, 2)]
     """
-    return pull_many_async(client, items, timeout).wait()
-
-
-def pull_many_async(client: Client, items: Sequence[PullItem], timeout: float | None = None) -> ManyTicket:
-    """Begin to pull; the ticket's `wait` gives a list of rows."""
+    started, session = time.monotonic(), client._session
     seconds = _check(client, [item[0] for item in items], timeout)
-    return ManyTicket([_pull(item, seconds) for item in items], seconds)
-
-
-def _pull(item: PullItem, seconds: float) -> Ticket:
-    handle, keys = item[0], item[1]
-    out = item[2] if len(item) == 3 else None
-    if isinstance(handle, Tensor):
-        return handle.pull_async(out, seconds)
-    return handle.pull_async(keys, out, seconds)
+    results: list[Any] = [None] * len(items)
+    for codec in sorted({item[0]._codec for item in items}):
+        chosen = [i for i, item in enumerate(items) if item[0]._codec == codec]
+        shapes, core_items = zip(*(_pull_item(items[i]) for i in chosen), strict=True)
+        left = max(0.0, started + seconds - time.monotonic())
+        try:
+            arrays = session.core.pull_many(list(core_items), codec=codec, timeout_s=left).wait(left)
+        except _core.CoreError as error:
+            raise session.error(error, _names([items[i][0] for i in chosen])) from None
+        for i, shape, array in zip(chosen, shapes, arrays, strict=True):
+            results[i] = _result(items[i], shape, array)
+    return results
 
 
 def push_many(
@@ -89,10 +61,12 @@ def push_many(
     timeout: float | None = None,
     *,
     stage_rank: int = -1,
+    by_staleness: bool = False,
 ) -> None:
-    """Apply the gradients of each (table, keys, grads, lr); returns when all of that is done.
+    """Apply the gradients of each (table, keys, grads, lr) as one push; returns when all of that is done.
 
-    With `stage_rank` they are not applied but kept for the round that takes this worker's `step`.
+    With `stage_rank` they are not applied but kept for the round that takes this worker's `step`. With
+    `by_staleness` servers divide the learning rate by the updates that came between the pull and this push.
 
     >>> import numpy as np, shoal
     >>> from shoal.store.many import push_many
@@ -103,32 +77,76 @@ def push_many(
     >>> a.pull([1]).tolist(), b.pull([2]).tolist()
     ([[-1.0, -1.0]], [[0.5, 0.5]])
     """
-    push_many_async(client, items, step, timeout, stage_rank=stage_rank).wait()
-
-
-def push_many_async(
-    client: Client,
-    items: Sequence[PushItem],
-    step: int = 0,
-    timeout: float | None = None,
-    *,
-    stage_rank: int = -1,
-) -> ManyTicket:
-    """Begin to push. The arrays may be reused as soon as this returns."""
+    started, session = time.monotonic(), client._session
     seconds = _check(client, [item[0] for item in items], timeout)
-    return ManyTicket([_push(item, step, stage_rank, seconds) for item in items], seconds)
+    for codec in sorted({item[0]._codec for item in items}):
+        chosen = [item for item in items if item[0]._codec == codec]
+        _push(session, chosen, codec, step, stage_rank, by_staleness, started + seconds)
 
 
-def _push(item: PushItem, step: int, stage_rank: int, seconds: float) -> Ticket:
-    handle, keys, grads, lr = item
+def _push(
+    session: Session,
+    items: Sequence[PushItem],
+    codec: Codec,
+    step: int,
+    stage_rank: int,
+    by_staleness: bool,
+    until: float,
+) -> None:
+    left = max(0.0, until - time.monotonic())
+    try:
+        ticket = session.core.push_many(
+            [_push_item(item) for item in items],
+            step=step,
+            stage_rank=stage_rank,
+            by_staleness=by_staleness,
+            codec=codec,
+            timeout_s=left,
+        )
+        ticket.wait(max(0.0, until - time.monotonic()))
+    except _core.CoreError as error:
+        raise session.error(error, _names([item[0] for item in items])) from None
+
+
+def _pull_item(item: PullItem) -> tuple[tuple[int, ...], tuple[int, Any, Any]]:
+    """(shape of the result, what the core takes)."""
+    handle, out = item[0], item[2] if len(item) == 3 else None
     if isinstance(handle, Tensor):
-        return handle._push(grads, lr, step, seconds, stage_rank)._in_background()
-    return handle._push(keys, grads, lr, step, seconds, stage_rank)._in_background()
+        flat = None if out is None else as_out(out, handle.shape, handle._where).reshape(-1)
+        return handle.shape, (handle._id, None, flat)
+    keys = as_keys(item[1], handle._where)
+    shape = (*keys.shape, handle.dim)
+    memory = None if out is None else as_out(out, shape, handle._where).reshape(-1, handle.dim)
+    return shape, (handle._id, keys.reshape(-1), memory)
 
 
-def _check(client: Client, tables: list[Table | Tensor], timeout: float | None) -> float:
+def _result(item: PullItem, shape: tuple[int, ...], array: Any) -> Any:
+    if len(item) == 3 and item[2] is not None:
+        return item[2]
+    torch = item[0]._torch if isinstance(item[0], Tensor) else is_torch(item[1])
+    shaped = array.reshape(shape)
+    return to_torch(shaped) if torch else shaped
+
+
+def _push_item(item: PushItem) -> tuple[int, Any, Any, float]:
+    handle, keys, grads, lr = item
+    rate = math.nan if lr is None else check_lr(lr, handle._where)
+    if isinstance(handle, Tensor):
+        return handle._id, None, as_floats(grads, handle.shape, "grad", handle._where).reshape(-1), rate
+    key_array = as_keys(keys, handle._where)
+    rows = as_floats(grads, (*key_array.shape, handle.dim), "grads", handle._where)
+    return handle._id, key_array.reshape(-1), np.reshape(rows, (-1, handle.dim)), rate
+
+
+def _names(handles: Sequence[Handle]) -> str:
+    """For messages: the first few."""
+    more = f" and {len(handles) - 3} more" if len(handles) > 3 else ""
+    return ", ".join(handle._where for handle in handles[:3]) + more
+
+
+def _check(client: Client, handles: Sequence[Handle], timeout: float | None) -> float:
     session = client._session
-    strange = [table.name for table in tables if table._session is not session]
+    strange = [handle.name for handle in handles if handle._session is not session]
     if strange:
         raise BadInput(
             f"tables {', '.join(map(repr, strange))} were opened by another client than {client!r}; "

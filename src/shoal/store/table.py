@@ -143,13 +143,7 @@ class Table:
         return self._push(keys, grads, lr, step, timeout)._in_background()
 
     def _push(
-        self,
-        keys: ArrayLike,
-        grads: ArrayLike,
-        lr: float | None,
-        step: int,
-        timeout: float | None,
-        stage_rank: int = -1,
+        self, keys: ArrayLike, grads: ArrayLike, lr: float | None, step: int, timeout: float | None
     ) -> Ticket:
         session = self._session
         seconds = session.deadline(timeout)
@@ -163,7 +157,6 @@ class Table:
                 lr=_OWN_LR if lr is None else check_lr(lr, self._where),
                 codec=self._codec,
                 step=check_step(step, self._where) if step else 0,
-                stage_rank=stage_rank,
                 timeout_s=seconds,
             )
         except _core.CoreError as error:

@@ -102,9 +102,7 @@ class Tensor:
         """Begin a push. The array may be reused as soon as this returns."""
         return self._push(grad, lr, step, timeout)._in_background()
 
-    def _push(
-        self, grad: ArrayLike, lr: float | None, step: int, timeout: float | None, stage_rank: int = -1
-    ) -> Ticket:
+    def _push(self, grad: ArrayLike, lr: float | None, step: int, timeout: float | None) -> Ticket:
         seconds = self._session.deadline(timeout)
         values = as_floats(grad, self._shape, "grad", self._where)
         try:
@@ -114,7 +112,6 @@ class Tensor:
                 lr=math.nan if lr is None else check_lr(lr, self._where),
                 codec=self._codec,
                 step=check_step(step, self._where),
-                stage_rank=stage_rank,
                 timeout_s=seconds,
             )
         except _core.CoreError as error:

@@ -100,6 +100,7 @@ class Strategy:
                 pushes,
                 step=step,
                 stage_rank=self.worker.rank if staged else -1,
+                by_staleness=by_staleness,
             )
 
 
