@@ -21,6 +21,7 @@ WORDS = [
     "asp,scale=staleness",
     "softsync:1",
     "softsync:2",
+    "dcasgd:0.04",
     "downpour:2,3",
     "average:4",
     "average:4,state=average",

@@ -102,7 +102,15 @@ class Tensor:
         """Begin a push. The array may be reused as soon as this returns."""
         return self._push(grad, lr, step, timeout)._in_background()
 
-    def _push(self, grad: ArrayLike, lr: float | None, step: int, timeout: float | None) -> Ticket:
+    def _push(
+        self,
+        grad: ArrayLike,
+        lr: float | None,
+        step: int,
+        timeout: float | None,
+        pulled: ArrayLike = None,
+        compensation: float = 0.0,
+    ) -> Ticket:
         seconds = self._session.deadline(timeout)
         values = as_floats(grad, self._shape, "grad", self._where)
         try:
@@ -112,6 +120,8 @@ class Tensor:
                 lr=math.nan if lr is None else check_lr(lr, self._where),
                 codec=self._codec,
                 step=check_step(step, self._where),
+                pulled=None if pulled is None else as_floats(pulled, self._shape, "pulled", self._where),
+                dc_lambda=compensation,
                 timeout_s=seconds,
             )
         except _core.CoreError as error:

@@ -8,6 +8,7 @@ import torch
 
 from shoal.errors import BadInput
 from shoal.store.many import PushItem
+from shoal.store.tensor import Tensor
 from shoal.train.parameters import Dense, Stepped, flat
 from shoal.train.strategy import Strategy
 from shoal.train.twins import check_twin, twin_of
@@ -16,8 +17,7 @@ __all__ = ["AtServers"]
 
 
 class AtServers(Strategy):
-    """Every step: gradients up, wait for the policy's word, parameters down. The torch optimizer does "
-    "nothing."""
+    """Every step: gradients up, wait for the policy's word, parameters down. The optimizer here rests."""
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
         for one in stepped:
@@ -40,10 +40,10 @@ class AtServers(Strategy):
         if unscale is not None:
             factor *= unscale
             pushes = self._dense_pushes(one, factor) + self.row_pushes(one.tables, factor)
-        staged = policy.staged
-        self.push(pushes, step=worker.step, staged=staged, by_staleness=policy.by_staleness)
-        lrs = [float(group["lr"]) for group in one.optimizer.param_groups]
-        worker.advance(weight=share.samples if unscale is not None else 0.0, lr=lrs[0] if lrs else 0.0)
+        if policy.compensation:
+            pushes = self._push_compensated(pushes)
+        self.push(pushes, step=worker.step, staged=policy.staged, by_staleness=policy.by_staleness)
+        worker.advance(weight=share.samples if unscale is not None else 0.0)
         self.pull_dense()
         _hide_gradients(one)
 
@@ -52,6 +52,22 @@ class AtServers(Strategy):
 
     def refresh(self) -> None:
         self.pull_dense()
+
+    def _push_compensated(self, pushes: Sequence[PushItem]) -> list[PushItem]:
+        """DC-ASGD: dense gradients go with the values that they were computed at; gives the rest."""
+        pulled = {id(self.tensors[id(dense.parameter)]): flat(dense.parameter) for dense in self.dense}
+        rest: list[PushItem] = []
+        tickets = []
+        for push in pushes:
+            tensor, _, grad, lr = push
+            if not isinstance(tensor, Tensor):
+                rest.append(push)
+                continue
+            strength = self.policy.compensation
+            tickets.append(tensor._push(grad, lr, self.worker.step, None, pulled[id(tensor)], strength))
+        for ticket in tickets:
+            ticket.wait()
+        return rest
 
     def _dense_pushes(self, one: Stepped, factor: float) -> list[PushItem]:
         pushes: list[PushItem] = []

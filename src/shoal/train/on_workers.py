@@ -1,5 +1,5 @@
-"""Dense parameters on the workers, exchanged among them: allreduce, gossip, hogwild. Rows go to the "
-"servers."""
+"""Dense parameters on the workers, exchanged among them: allreduce, gossip, hogwild. Rows go to the
+servers."""
 
 from __future__ import annotations
 
@@ -99,8 +99,7 @@ class Gossip(_Local):
 
 
 class Hogwild(_Local):
-    """Parameters in memory that all workers of this host write without locks; optimizer state stays "
-    "private."""
+    """Parameters in memory that all workers of this host write without locks; optimizer state is private."""
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
         super().attach(stepped)

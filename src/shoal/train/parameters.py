@@ -1,5 +1,5 @@
-"""What a model and its optimizers are made of, seen by Shoal: dense parameters, tables, and who steps "
-"them."""
+"""What a model and its optimizers are made of, seen by Shoal: dense parameters, tables, and who steps
+them."""
 
 from __future__ import annotations
 
