@@ -51,7 +51,7 @@ def test_ours_goes_before_torchruns() -> None:
         ),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x'; allowed: a whole number"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0"),
-        ({"SHOAL_SYNC": "psb"}, "sync is 'psb'"),
+        ({"SHOAL_SYNC": "psb"}, "there is no word 'psb'"),
         ({"SHOAL_BATCH": "whole"}, "batch is 'whole'"),
         ({"SHOAL_SEED": "-1"}, "SHOAL_SEED is -1"),
     ],

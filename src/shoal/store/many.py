@@ -46,9 +46,10 @@ def pull_many(client: Client, items: Sequence[PullItem], timeout: float | None =
         shapes, core_items = zip(*(_pull_item(items[i]) for i in chosen), strict=True)
         left = max(0.0, started + seconds - time.monotonic())
         try:
-            arrays = session.core.pull_many(list(core_items), codec=codec, timeout_s=left).wait(left)
+            found: Any = session.core.pull_many(list(core_items), codec=codec, timeout_s=left).wait(left)
         except _core.CoreError as error:
             raise session.error(error, _names([items[i][0] for i in chosen])) from None
+        arrays = [found] if len(chosen) == 1 else found  # the core's ticket of one item gives it alone
         for i, shape, array in zip(chosen, shapes, arrays, strict=True):
             results[i] = _result(items[i], shape, array)
     return results

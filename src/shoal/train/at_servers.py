@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -43,7 +44,7 @@ class AtServers(Strategy):
         if policy.compensation:
             pushes = self._push_compensated(pushes)
         self.push(pushes, step=worker.step, staged=policy.staged, by_staleness=policy.by_staleness)
-        worker.advance(weight=share.samples if unscale is not None else 0.0)
+        worker.advance(weight=share.samples if unscale is not None else 0.0, lr=_round_lr(one))
         self.pull_dense()
         _hide_gradients(one)
 
@@ -88,6 +89,13 @@ def _check_dtype(dense: Dense) -> None:
             f"float32 (autocast "
             f"computes in less), or take a sync word whose parameters stay on the workers"
         )
+
+
+def _round_lr(one: Stepped) -> float:
+    """The lr of the whole round, which is its lowest rank's, where there is but one; NaN: each push's own."""
+    own = any(use.lr is None for use in one.tables)
+    rates = {float(group["lr"]) for group in one.optimizer.param_groups}
+    return rates.pop() if len(rates) == 1 and not own else math.nan
 
 
 def _amp(optimizer: torch.optim.Optimizer) -> float | None:
