@@ -179,11 +179,10 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const OperationPtr& wh
       const bool shm = peers_[builder_.server_of(frame[0])]->shm;
       auto request = builder_.pull(pull.operation, grouped, frame, shm, *merger);
       if (request == nullptr) return give_up(whole, "out of memory for the keys of a pull");
-      if (pulls.size() == 1) {
+      if (pulls.size() == 1)
         submit(std::move(request));
-      } else {
+      else
         together[{request->server, request->body.empty()}].push_back(std::move(request));
-      }
     }
   }
   for (auto& [server, requests] : together) {
@@ -256,9 +255,8 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
           requests.push_back(builder_.push_pieces(items[i], shard, options, shm));
         }
       }
-      if (!mine.empty()) {
+      if (!mine.empty())
         requests.push_back(builder_.push(grouped[i].split, mine, items[i], options, shm, *merger, check));
-      }
     }
     const bool whole = std::find(requests.begin(), requests.end(), nullptr) == requests.end();
     return whole ? RequestBuilder::join(std::move(requests)) : nullptr;
@@ -268,9 +266,8 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
   FiniteCheck sums;
   for (size_t i = 0; i < frames.size() && !sums_are_safe; ++i) {
     ready.push_back(build(frames[i], &sums));
-    if (ready.back() == nullptr || !sums.status.ok()) {
+    if (ready.back() == nullptr || !sums.status.ok())
       return sums.status.ok() ? Status{Code::internal, "out of memory for a push"} : sums.status;
-    }
   }
   if (Status status = begin(*operation, true, deadline); !status.ok()) return status;
   for (size_t i = 0; i < frames.size(); ++i) {

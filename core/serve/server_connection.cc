@@ -33,9 +33,7 @@ ServerConnection::ServerConnection(ServerState& server, std::unique_ptr<Stream> 
 
 ServerConnection::~ServerConnection() {
   --server_.counters.connections_open;
-  for (const int fd : descriptors_) {
-    close(fd);
-  }
+  for (const int fd : descriptors_) close(fd);
 }
 
 bool ServerConnection::handshake_overdue(Clock::time_point now) const {
@@ -87,20 +85,12 @@ bool ServerConnection::on_ready() {
   for (;;) {
     closing_ = closing_ || !answer_frames();
     const Progress sent = send_some();
-    if (sent == Progress::over || (closing_ && out_.empty())) {
-      return false;
-    }
+    if (sent == Progress::over || (closing_ && out_.empty())) return false;
     const bool unfinished = pending_ || frames_left_;
-    if (closing_ || (unfinished && sent == Progress::blocked)) {
-      return true;
-    }
-    if (unfinished) {
-      continue;
-    }
+    if (closing_ || (unfinished && sent == Progress::blocked)) return true;
+    if (unfinished) continue;
     // All that was read is answered: others may go first now. What is left wakes this connection again.
-    if (++reads > kReadsMax) {
-      return true;
-    }
+    if (++reads > kReadsMax) return true;
     switch (read_some()) {
       case Progress::over: return false;
       case Progress::blocked: return true;
@@ -111,16 +101,10 @@ bool ServerConnection::on_ready() {
 
 ServerConnection::Progress ServerConnection::read_some() {
   const std::span<std::byte> want = reader_.want();
-  if (want.empty()) {
-    return Progress::over;
-  }
+  if (want.empty()) return Progress::over;
   const ssize_t got = stream_->read(want, descriptors_);
-  if (got == 0 || descriptors_.size() > kDescriptorsMax) {
-    return Progress::over;
-  }
-  if (got < 0) {
-    return errno == EAGAIN ? Progress::blocked : Progress::over;
-  }
+  if (got == 0 || descriptors_.size() > kDescriptorsMax) return Progress::over;
+  if (got < 0) return errno == EAGAIN ? Progress::blocked : Progress::over;
   reader_.commit(static_cast<size_t>(got));
   server_.counters.bytes_in += static_cast<uint64_t>(got);
   return Progress::more;
@@ -135,23 +119,15 @@ bool ServerConnection::answer_frames() {
         session_.refuse(next.status(), *this);
         return false;
       }
-      if (!*next) {
-        return true;
-      }
+      if (!*next) return true;
       pending_ = **next;
     }
     const bool was_proved = session_.proved();
     const Session::Outcome outcome = session_.on_frame(*pending_, *this, descriptors_);
-    if (outcome == Session::Outcome::later) {
-      return true;
-    }
+    if (outcome == Session::Outcome::later) return true;
     pending_.reset();
-    if (outcome == Session::Outcome::close) {
-      return false;
-    }
-    if (!was_proved && session_.proved()) {
-      reader_.set_body_bytes_max(frame_bytes_max_);
-    }
+    if (outcome == Session::Outcome::close) return false;
+    if (!was_proved && session_.proved()) reader_.set_body_bytes_max(frame_bytes_max_);
     if (!room()) {
       frames_left_ = true;
       return true;
@@ -163,13 +139,10 @@ ServerConnection::Progress ServerConnection::send_some() {
   while (!out_.empty()) {
     std::array<iovec, 16> pieces;
     size_t count = 0;
-    for (auto it = out_.begin(); it != out_.end() && count < pieces.size(); ++it, ++count) {
+    for (auto it = out_.begin(); it != out_.end() && count < pieces.size(); ++it, ++count)
       pieces[count] = {it->bytes.get() + it->sent, it->size - it->sent};
-    }
     const ssize_t sent = stream_->write(std::span(pieces.data(), count), -1);
-    if (sent < 0) {
-      return errno == EAGAIN ? Progress::blocked : Progress::over;
-    }
+    if (sent < 0) return errno == EAGAIN ? Progress::blocked : Progress::over;
     server_.counters.bytes_out += static_cast<uint64_t>(sent);
     auto left = static_cast<size_t>(sent);
     out_bytes_ -= left;
@@ -179,9 +152,7 @@ ServerConnection::Progress ServerConnection::send_some() {
       front.sent += taken;
       left -= taken;
       if (front.sent == front.size) {
-        if (spare_.size() < kSpareMax && front.capacity <= kSpareBytesMax) {
-          spare_.push_back(std::move(front));
-        }
+        if (spare_.size() < kSpareMax && front.capacity <= kSpareBytesMax) spare_.push_back(std::move(front));
         out_.pop_front();
       }
     }
