@@ -153,9 +153,8 @@ class SimClient {
 
   nb::bytes proof(const nb::bytes& token, const nb::bytes& challenge) {
     Digest theirs{};
-    if (challenge.size() >= sizeof(Header) + sizeof theirs) {
+    if (challenge.size() >= sizeof(Header) + sizeof theirs)
       std::memcpy(theirs.data(), challenge.c_str() + sizeof(Header), sizeof theirs);
-    }
     const Digest proof = client_proof(to_bytes(token), nonce_, theirs, client_, incarnation_);
     return to_python(small_frame(Kind::proof, client_, incarnation_, proof));
   }
@@ -197,9 +196,8 @@ class SimClient {
     machine_.begin(*operation, false);
     const auto grouped = builder_.group(*operation->spec, {keys.data(), keys.size()}, false);
     const auto bytes = shard_bytes(grouped.split, 4 * operation->row_floats + 8);
-    for (const auto& frame : builder_.plan(bytes, kPullFrameBytes)) {
+    for (const auto& frame : builder_.plan(bytes, kPullFrameBytes))
       machine_.add(builder_.pull(operation, grouped, frame, false, merger_));
-    }
     machine_.seal(*operation);
     operations_[++last_] = operation;
     return last_;

@@ -29,9 +29,8 @@ using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
 std::optional<Lane> parse_lane(const std::string& name) {
   if (name == "auto") return std::nullopt;
-  for (const Lane lane : {Lane::shm, Lane::unix_socket, Lane::tcp}) {
+  for (const Lane lane : {Lane::shm, Lane::unix_socket, Lane::tcp})
     if (name == lane_name(lane)) return lane;
-  }
   raise({Code::bad_input, "lane '" + name + "' is not one of auto, shm, unix, tcp"});
 }
 
@@ -86,9 +85,8 @@ PushItem push_item(uint32_t table, const std::optional<Keys>& keys, const Floats
   PushItem item{.table = table, .is_tensor = !keys, .values = {values.data(), values.size()}, .lr = lr};
   if (!keys) return item;
   check_count("push", keys->size());
-  if (keys->size() > 0 && (values.ndim() != 2 || values.shape(0) != keys->size())) {
+  if (keys->size() > 0 && (values.ndim() != 2 || values.shape(0) != keys->size()))
     raise({Code::bad_input, std::to_string(keys->size()) + " keys need as many rows of values"});
-  }
   item.keys = {keys->data(), keys->size()};
   return item;
 }
@@ -168,9 +166,8 @@ PyClientPtr connect(uint64_t client_id, uint32_t incarnation, const nb::bytes& t
   bool sound = !options.servers.empty() && !options.placement.empty() &&
                options.placement.size() <= kShardsMax && options.terms.size() == options.placement.size();
   for (const uint32_t server : options.placement) sound = sound && server < options.servers.size();
-  if (!sound) {
+  if (!sound)
     raise({Code::bad_input, "the placement names a server that is not in the list, or none at all"});
-  }
   return std::make_shared<PyClient>(
       take(without_gil([&] { return connect_remote(std::move(options), deadline_in(timeout_s)); })));
 }

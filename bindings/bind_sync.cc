@@ -31,9 +31,7 @@ Answered ask(const PyClientPtr& self, SyncRequest request, double timeout_s) {
   const auto operation = take(without_gil([&] { return client.sync(std::move(request), deadline); }));
   Status status = wait_in_slices(client, operation, deadline);
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - began;
-  if (status.code() == Code::timeout) {
-    status = without_gil([&] { return client.late_sync(*operation); });
-  }
+  if (status.code() == Code::timeout) status = without_gil([&] { return client.late_sync(*operation); });
   check(status);
   const SyncReply& reply = operation->reply;
   const double norm =
@@ -85,9 +83,8 @@ nb::dict sync_state(const PyClientPtr& self, double timeout_s) {
   for (size_t i = 1; i + 2 < reply.numbers.size(); i += 3) {
     const auto phase = static_cast<SyncShard::Phase>(reply.numbers[i + 1]);
     clocks.append(reply.numbers[i]);
-    if (phase == SyncShard::Phase::waiting || phase == SyncShard::Phase::at_end) {
+    if (phase == SyncShard::Phase::waiting || phase == SyncShard::Phase::at_end)
       waiting[nb::int_((i - 1) / 3)] = static_cast<double>(reply.numbers[i + 2]) / 1000.0;
-    }
   }
   dict["clocks"] = clocks;
   dict["waiting"] = waiting;
@@ -100,9 +97,8 @@ std::vector<std::pair<uint64_t, uint64_t>> lease(const PyClientPtr& self, uint32
                                                  uint64_t want, double timeout_s) {
   const SyncReply reply = ask(self, request_of(SyncVerb::lease, rank, epoch, want), timeout_s).reply;
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
-  for (size_t i = 0; i + 1 < reply.numbers.size(); i += 2) {
+  for (size_t i = 0; i + 1 < reply.numbers.size(); i += 2)
     ranges.emplace_back(reply.numbers[i], reply.numbers[i + 1]);
-  }
   return ranges;
 }
 
@@ -113,13 +109,11 @@ nb::dict ledger_report(const PyClientPtr& self, uint64_t epoch, double timeout_s
   nb::dict dict = counts({{"units", numbers.at(0)}, {"done", numbers.at(1)}});
   nb::dict by_rank;
   nb::dict used;
-  for (size_t i = 2; i < numbers.size(); ++i) {
-    if (i < 2 + workers) {
+  for (size_t i = 2; i < numbers.size(); ++i)
+    if (i < 2 + workers)
       by_rank[nb::int_(i - 2)] = numbers[i];
-    } else if (numbers[i] > 0) {
+    else if (numbers[i] > 0)
       used[nb::int_(i - 2 - workers)] = numbers[i];
-    }
-  }
   dict["by_rank"] = by_rank;
   dict["used"] = used;
   return dict;

@@ -18,9 +18,8 @@ inline constexpr size_t kStreamBytesMin = size_t{8} << 20;
 
 // Asks the cache for the head of a row; the hardware follows a longer one by itself.
 inline void prefetch_row(const void* row, size_t bytes) {
-  for (size_t at = 0; at < std::min<size_t>(bytes, 512); at += 64) {
+  for (size_t at = 0; at < std::min<size_t>(bytes, 512); at += 64)
     __builtin_prefetch(static_cast<const std::byte*>(row) + at);
-  }
 }
 
 // `floats` floats from `from`, which need not be aligned.

@@ -14,9 +14,8 @@ constexpr std::array<uint32_t, 256> make_table() {
   std::array<uint32_t, 256> table{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
     uint32_t crc = byte;
-    for (int bit = 0; bit < 8; ++bit) {
+    for (int bit = 0; bit < 8; ++bit)
       crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82f63b78 : 0);  // 0x1edc6f41 with its bits reversed
-    }
     table[byte] = crc;
   }
   return table;
@@ -46,9 +45,7 @@ __attribute__((target("sse4.2"))) uint32_t crc32c_by_instruction(std::span<const
 
 uint32_t crc32c_by_table(std::span<const std::byte> data, uint32_t crc) {
   crc = ~crc;
-  for (const std::byte byte : data) {
-    crc = (crc >> 8) ^ table[(crc ^ std::to_integer<uint32_t>(byte)) & 0xff];
-  }
+  for (const std::byte byte : data) crc = (crc >> 8) ^ table[(crc ^ std::to_integer<uint32_t>(byte)) & 0xff];
   return ~crc;
 }
 

@@ -52,11 +52,10 @@ GrowArray& GrowArray::operator=(GrowArray&& other) noexcept {
 
 void GrowArray::reset() {
   if (data_ == nullptr) return;
-  if (mapped_) {
+  if (mapped_)
     munmap(data_, capacity_);
-  } else {
+  else
     std::free(data_);
-  }
   data_ = nullptr;
   capacity_ = 0;
   mapped_ = false;

@@ -57,9 +57,7 @@ static_assert(initial[0] == 0x6a09e667 && rounds[0] == 0x428a2f98 && rounds[63] 
 // Section 6.2.2. The eight working variables a..h are s[0]..s[7].
 void compress(std::array<uint32_t, 8>& state, const std::byte* block) {
   std::array<uint32_t, 64> w{};
-  for (size_t i = 0; i < block_bytes; ++i) {
-    w[i / 4] = (w[i / 4] << 8) | std::to_integer<uint32_t>(block[i]);
-  }
+  for (size_t i = 0; i < block_bytes; ++i) w[i / 4] = (w[i / 4] << 8) | std::to_integer<uint32_t>(block[i]);
   for (size_t t = 16; t < 64; ++t) {
     const uint32_t sigma0 = std::rotr(w[t - 15], 7) ^ std::rotr(w[t - 15], 18) ^ (w[t - 15] >> 3);
     const uint32_t sigma1 = std::rotr(w[t - 2], 17) ^ std::rotr(w[t - 2], 19) ^ (w[t - 2] >> 10);
@@ -84,15 +82,13 @@ Digest sha256(std::span<const std::byte> data) {
   std::vector<std::byte> message(data.begin(), data.end());
   message.push_back(std::byte{0x80});
   message.resize((message.size() + 8 + block_bytes - 1) / block_bytes * block_bytes);
-  for (size_t i = 0; i < 8; ++i) {
+  for (size_t i = 0; i < 8; ++i)
     message[message.size() - 1 - i] = static_cast<std::byte>(uint64_t{data.size()} * 8 >> (8 * i));
-  }
   std::array<uint32_t, 8> state = initial;
   for (size_t at = 0; at < message.size(); at += block_bytes) compress(state, message.data() + at);
   Digest digest;
-  for (size_t i = 0; i < digest.size(); ++i) {
+  for (size_t i = 0; i < digest.size(); ++i)
     digest[i] = static_cast<std::byte>(state[i / 4] >> (24 - 8 * (i % 4)));
-  }
   return digest;
 }
 
@@ -113,9 +109,8 @@ Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> da
 bool equal_constant_time(const Digest& a, const Digest& b) {
   // Volatile, so that no optimiser may turn the loop into one that stops at the first difference.
   volatile uint8_t difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
+  for (size_t i = 0; i < a.size(); ++i)
     difference = static_cast<uint8_t>(difference | std::to_integer<uint8_t>(a[i] ^ b[i]));
-  }
   return difference == 0;
 }
 

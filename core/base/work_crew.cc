@@ -14,9 +14,7 @@ size_t usable_cores() {
 
 WorkCrew::WorkCrew(size_t helpers) {
   threads_.reserve(helpers);
-  for (size_t i = 0; i < helpers; ++i) {
-    threads_.emplace_back([this] { help(); });
-  }
+  for (size_t i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
 }
 
 WorkCrew::~WorkCrew() {

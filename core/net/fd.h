@@ -25,9 +25,7 @@ class Fd {
   bool valid() const { return fd_ >= 0; }
   [[nodiscard]] int release() { return std::exchange(fd_, -1); }  // the caller closes it from now on
   void reset() {
-    if (fd_ >= 0) {
-      ::close(std::exchange(fd_, -1));  // never again on EINTR: Linux has closed it by then
-    }
+    if (fd_ >= 0) ::close(std::exchange(fd_, -1));  // never again on EINTR: Linux has closed it by then
   }
 
  private:

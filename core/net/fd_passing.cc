@@ -42,9 +42,8 @@ ssize_t recv_with_descriptors(int socket, std::span<std::byte> buffer, std::vect
     n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   } while (n < 0 && errno == EINTR);
   if (n < 0) return n;
-  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c))
     if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) take_descriptors(*c, fds);
-  }
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     close_from(fds, before);
     errno = EBADMSG;

@@ -41,9 +41,7 @@ void FreeRanges::cut(size_t index, size_t begin, size_t end) {
     at->begin = end;
   } else {
     at->end = begin;
-    if (end < range.end) {
-      ranges_.insert(at + 1, Range{end, range.end});
-    }
+    if (end < range.end) ranges_.insert(at + 1, Range{end, range.end});
   }
 }
 

@@ -67,9 +67,7 @@ class Shelf {
     }
     Stack& stack = stacks_[size.index];
     stack.last_used = ++uses_;
-    while (bytes_kept_ + size.bytes > bytes_kept_max_) {
-      surplus.push_back(evict());
-    }
+    while (bytes_kept_ + size.bytes > bytes_kept_max_) surplus.push_back(evict());
     bytes_kept_ += size.bytes;
     stack.memory.push_back(std::move(memory));
     stack.bytes = size.bytes;
@@ -79,9 +77,7 @@ class Shelf {
     std::vector<GrowArray> surplus;
     const std::lock_guard lock(mutex_);
     bytes_kept_max_ = 0;
-    while (bytes_kept_ > 0) {
-      surplus.push_back(evict());
-    }
+    while (bytes_kept_ > 0) surplus.push_back(evict());
   }
 
   size_t bytes_mapped() const { return bytes_mapped_; }
@@ -102,11 +98,9 @@ class Shelf {
 
   GrowArray evict() {
     Stack* oldest = nullptr;
-    for (Stack& stack : stacks_) {
-      if (!stack.memory.empty() && (oldest == nullptr || stack.last_used < oldest->last_used)) {
+    for (Stack& stack : stacks_)
+      if (!stack.memory.empty() && (oldest == nullptr || stack.last_used < oldest->last_used))
         oldest = &stack;
-      }
-    }
     assert(oldest != nullptr);  // something is kept, or the shelf could not be full
     bytes_mapped_ -= oldest->bytes;
     return pop(*oldest, oldest->bytes);

@@ -11,9 +11,8 @@ namespace shoal {
 Result<Poller> Poller::make() {
   Fd epoll(epoll_create1(EPOLL_CLOEXEC));
   Fd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll.valid() || !event.valid()) {
+  if (!epoll.valid() || !event.valid())
     return Status{Code::internal, std::string("epoll: ") + strerror(errno)};
-  }
   Poller poller(std::move(epoll), std::move(event));
   if (Status status = poller.add(poller.event_.get(), EPOLLIN, nullptr); !status.ok()) return status;
   return poller;
@@ -21,9 +20,8 @@ Result<Poller> Poller::make() {
 
 Status Poller::add(int fd, uint32_t events, void* tag) {
   epoll_event event{.events = events, .data = {.ptr = tag}};
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
     return {Code::internal, std::string("epoll_ctl: ") + strerror(errno)};
-  }
   return {};
 }
 

@@ -23,19 +23,16 @@ std::string reason(int error) { return std::generic_category().message(error); }
 // size that fstat sees a promise.
 Result<size_t> check_descriptor(int fd, size_t bytes_max) {
   const int seals = fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & seals_needed) != seals_needed) {
+  if (seals < 0 || (seals & seals_needed) != seals_needed)
     return Status(Code::refused, "shared segment is not sealed against shrinking and growing");
-  }
   // Huge-page files can fault after their owner punched a hole, whatever the seals say; plain memory
   // only gives zeros then.
   struct statfs system = {};
-  if (fstatfs(fd, &system) != 0 || system.f_type == HUGETLBFS_MAGIC) {
+  if (fstatfs(fd, &system) != 0 || system.f_type == HUGETLBFS_MAGIC)
     return Status(Code::refused, "shared segment is not plain memory");
-  }
   struct stat file = {};
-  if (fstat(fd, &file) != 0) {
+  if (fstat(fd, &file) != 0)
     return Status(Code::refused, "shared segment can not be examined: " + reason(errno));
-  }
   const auto size = static_cast<size_t>(file.st_size);
   if (file.st_size <= 0 || size > bytes_max) {
     return Status(Code::refused, "shared segment has " + std::to_string(file.st_size) +
@@ -55,9 +52,8 @@ Result<std::shared_ptr<Segment>> Segment::create(uint32_t id, size_t bytes) {
                   "no shared memory of " + std::to_string(bytes) + " bytes: " + reason(errno));
   }
   // F_SEAL_SEAL too: nobody who gets the descriptor can then seal it against our own writing.
-  if (fcntl(fd.get(), F_ADD_SEALS, seals_needed | F_SEAL_SEAL) != 0) {
+  if (fcntl(fd.get(), F_ADD_SEALS, seals_needed | F_SEAL_SEAL) != 0)
     return Status(Code::unavailable, "shared memory can not be sealed: " + reason(errno));
-  }
   return adopt(id, fd.release(), bytes);
 }
 

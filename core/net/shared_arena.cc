@@ -70,11 +70,9 @@ class SharedArena final : public Arena {
     bytes = std::max<size_t>(bytes, 1);
     bytes = round_up(bytes, bytes < page_bytes ? line_bytes : page_bytes);
     const std::lock_guard lock(mutex_);
-    for (const auto& region : regions_) {
-      if (const auto offset = region->take(bytes)) {
+    for (const auto& region : regions_)
+      if (const auto offset = region->take(bytes))
         return std::make_shared<SharedBlock>(region, *offset, bytes);
-      }
-    }
     const auto region = grow(bytes);
     if (region == nullptr) return nullptr;
     return std::make_shared<SharedBlock>(region, *region->take(bytes), bytes);
@@ -102,12 +100,10 @@ class SharedArena final : public Arena {
   // segments, all free, must not refuse a large request for ever.
   void drop_free_regions(size_t bytes) {
     size_t remaining = *mapped_;
-    for (const auto& region : regions_) {
+    for (const auto& region : regions_)
       remaining -= region->all_free() ? region->segment()->bytes().size() : 0;
-    }
-    if (remaining + bytes <= bytes_max_) {
+    if (remaining + bytes <= bytes_max_)
       std::erase_if(regions_, [](const auto& region) { return region->all_free(); });
-    }
   }
 
   const size_t bytes_max_;

@@ -52,9 +52,8 @@ int wait_connected(int fd, const Deadline& deadline) {
 }
 
 Status connect_error(const std::string& address, int error, int timeout_ms) {
-  if (error == ETIMEDOUT) {
+  if (error == ETIMEDOUT)
     return {Code::timeout, "no answer from " + address + " within " + std::to_string(timeout_ms) + " ms"};
-  }
   return {Code::unavailable, "can not connect to " + address + ": " + reason(error)};
 }
 
@@ -75,11 +74,10 @@ Resolved resolve(const std::string& host, uint16_t port, int flags) {
   const int code =
       getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
   Resolved resolved;
-  if (code != 0) {
+  if (code != 0)
     resolved.error = code == EAI_SYSTEM ? reason(errno) : gai_strerror(code);
-  } else {
+  else
     resolved.addresses.reset(found);
-  }
   return resolved;
 }
 
@@ -157,11 +155,10 @@ Result<UnixAddress> make_address(const std::string& path) {
   }
   std::memcpy(address.name.sun_path, path.data(), path.size());
   size_t bytes = offsetof(sockaddr_un, sun_path) + path.size();
-  if (is_abstract(path)) {
+  if (is_abstract(path))
     address.name.sun_path[0] = '\0';
-  } else {
+  else
     ++bytes;
-  }
   address.bytes = static_cast<socklen_t>(bytes);
   return address;
 }
@@ -192,9 +189,8 @@ int bind_replacing_stale(int fd, const std::string& path, const UnixAddress& add
 
 Result<Fd> listen_tcp(const std::string& host, uint16_t port) {
   const Resolved resolved = resolve(host, port, AI_PASSIVE);
-  if (resolved.addresses == nullptr) {
+  if (resolved.addresses == nullptr)
     return Status(Code::bad_input, "can not listen on " + describe(host, port) + ": " + resolved.error);
-  }
   int error = EADDRNOTAVAIL;
   for (const addrinfo* address = resolved.addresses.get(); address != nullptr; address = address->ai_next) {
     Fd fd = open_socket(*address);
@@ -212,9 +208,8 @@ Result<Fd> listen_tcp(const std::string& host, uint16_t port) {
 Result<Fd> connect_tcp(const std::string& host, uint16_t port, int timeout_ms) {
   const Deadline deadline(timeout_ms);
   const Resolved resolved = resolve(host, port, 0);
-  if (resolved.addresses == nullptr) {
+  if (resolved.addresses == nullptr)
     return Status(Code::unavailable, "can not connect to " + describe(host, port) + ": " + resolved.error);
-  }
   int error = EADDRNOTAVAIL;
   for (const addrinfo* address = resolved.addresses.get(); address != nullptr; address = address->ai_next) {
     Fd fd = open_socket(*address);
@@ -246,9 +241,8 @@ Result<Fd> accept_connection(int listener) {
 Result<uint16_t> local_port(int fd) {
   sockaddr_storage address{};
   socklen_t bytes = sizeof address;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) != 0)
     return Status(Code::internal, "a socket has no local address: " + reason(errno));
-  }
   if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
   if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
   return Status(Code::internal, "only a TCP socket has a port");
@@ -265,9 +259,8 @@ Result<Fd> listen_unix(const std::string& path) {
   if (!address.ok()) return address.status();
   Fd fd = open_unix_socket();
   int error = fd.valid() ? bind_replacing_stale(fd.get(), path, *address) : errno;
-  if (error == EADDRINUSE) {
+  if (error == EADDRINUSE)
     return Status(Code::bad_input, "socket " + path + " is in use, or is a file that is no socket");
-  }
   // Before listen: until then nobody can connect, so the file is never open to others.
   if (error == 0 && !is_abstract(path) && chmod(path.c_str(), 0600) != 0) error = errno;
   if (error == 0 && listen(fd.get(), SOMAXCONN) != 0) error = errno;

@@ -70,9 +70,8 @@ void ClientMachine::answered(uint32_t server, uint64_t number, Status status) {
   if (it == s.open.end()) return;
   const std::shared_ptr<Request> request = std::move(it->second);
   s.open.erase(it);
-  if (s.sent.erase(number) == 0) {
+  if (s.sent.erase(number) == 0)
     std::erase(s.unsent, number);  // answered to an earlier sending, before it was sent again
-  }
   for (const auto& block : request->blocks) s.bytes_open -= block->bytes().size();
   Operation& operation = *request->operation;
   if (!status.ok() && operation.status_.ok()) operation.status_ = std::move(status);
@@ -95,9 +94,7 @@ void ClientMachine::lost(uint32_t server) {
 }
 
 void ClientMachine::fail(uint32_t server, const Status& status) {
-  while (!servers_[server].open.empty()) {
-    answered(server, servers_[server].open.begin()->first, status);
-  }
+  while (!servers_[server].open.empty()) answered(server, servers_[server].open.begin()->first, status);
 }
 
 std::vector<uint32_t> ClientMachine::waited_for(const Operation& operation) const {

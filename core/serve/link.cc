@@ -26,12 +26,8 @@ int ms_until(Link::Clock::time_point deadline) {
 }
 
 Result<Fd> connect_by(const ServerAddress& address, Lane lane, Link::Clock::time_point deadline) {
-  if (lane == Lane::tcp) {
-    return connect_tcp(address.host, address.port, ms_until(deadline));
-  }
-  if (address.unix_path.empty()) {
-    return Status{Code::unavailable, "it has no unix socket"};
-  }
+  if (lane == Lane::tcp) return connect_tcp(address.host, address.port, ms_until(deadline));
+  if (address.unix_path.empty()) return Status{Code::unavailable, "it has no unix socket"};
   return connect_unix(address.unix_path, ms_until(deadline));
 }
 
@@ -59,18 +55,13 @@ Result<std::unique_ptr<Link>> Link::dial(const ServerAddress& address, std::opti
     lane = Lane::tcp;  // another host, or another user's server
     socket = connect_by(address, lane, deadline);
   }
-  if (!socket.ok()) {
-    return Status{socket.status().code(), address.name() + ": " + socket.status().message()};
-  }
-  if (lane != Lane::tcp) {
-    set_buffers(socket->get(), kSocketBufferBytes);  // tcp tunes its own, and better
-  }
+  if (!socket.ok()) return Status{socket.status().code(), address.name() + ": " + socket.status().message()};
+  if (lane != Lane::tcp) set_buffers(socket->get(), kSocketBufferBytes);  // tcp tunes its own, and better
   auto stream =
       lane == Lane::tcp ? make_tcp_stream(std::move(*socket)) : make_unix_stream(std::move(*socket));
   auto link = std::make_unique<Link>(std::move(stream), lane);
-  if (Status status = link->handshake(identity, deadline); !status.ok()) {
+  if (Status status = link->handshake(identity, deadline); !status.ok())
     return Status{status.code(), address.name() + ": " + status.message()};
-  }
   return link;
 }
 
@@ -82,13 +73,10 @@ Status Link::send_all(std::span<const std::byte> bytes, Clock::time_point deadli
       bytes = bytes.subspan(static_cast<size_t>(sent));
       continue;
     }
-    if (errno != EAGAIN) {
-      return {Code::unavailable, std::string("lost while greeting: ") + strerror(errno)};
-    }
+    if (errno != EAGAIN) return {Code::unavailable, std::string("lost while greeting: ") + strerror(errno)};
     pollfd wait{fd(), POLLOUT, 0};
-    if (Clock::now() >= deadline || poll(&wait, 1, ms_until(deadline)) == 0) {
+    if (Clock::now() >= deadline || poll(&wait, 1, ms_until(deadline)) == 0)
       return {Code::timeout, "did not take our greeting in time"};
-    }
   }
   return {};
 }
@@ -96,25 +84,18 @@ Status Link::send_all(std::span<const std::byte> bytes, Clock::time_point deadli
 Result<FrameView> Link::receive_one(Clock::time_point deadline) {
   for (;;) {
     Result<std::optional<FrameView>> next = reader_.next();
-    if (!next.ok()) {
-      return next.status();
-    }
-    if (*next) {
-      return **next;
-    }
+    if (!next.ok()) return next.status();
+    if (*next) return **next;
     const std::span<std::byte> want = reader_.want();
     const ssize_t got = read(want);
     if (got > 0) {
       reader_.commit(static_cast<size_t>(got));
       continue;
     }
-    if (got == 0 || errno != EAGAIN) {
-      return Status{Code::unavailable, "closed the connection while greeting"};
-    }
+    if (got == 0 || errno != EAGAIN) return Status{Code::unavailable, "closed the connection while greeting"};
     pollfd wait{fd(), POLLIN, 0};
-    if (Clock::now() >= deadline || poll(&wait, 1, ms_until(deadline)) == 0) {
+    if (Clock::now() >= deadline || poll(&wait, 1, ms_until(deadline)) == 0)
       return Status{Code::timeout, "did not answer our greeting in time"};
-    }
   }
 }
 
@@ -123,35 +104,26 @@ Status Link::handshake(const ClientIdentity& identity, Clock::time_point deadlin
     std::array<std::byte, 64> padded{};
     std::copy(body.begin(), body.end(), padded.begin());
     const auto bytes = small_frame(kind, identity.client, identity.incarnation, padded);
-    if (Status status = send_all(bytes, deadline); !status.ok()) {
-      return status;
-    }
+    if (Status status = send_all(bytes, deadline); !status.ok()) return status;
     Result<FrameView> reply = receive_one(deadline);
-    if (!reply.ok()) {
-      return reply.status();
-    }
+    if (!reply.ok()) return reply.status();
     const auto got = static_cast<Kind>(reply->header.kind);
     if (got == Kind::refuse) {
       const std::string text(reinterpret_cast<const char*>(reply->body.data()), reply->body.size());
       return Status{static_cast<Code>(reply->header.code), "refused us: " + text.substr(0, text.find('\0'))};
     }
-    if (got != expected || reply->body.size() < sizeof(Digest)) {
+    if (got != expected || reply->body.size() < sizeof(Digest))
       return Status{Code::refused, "does not speak Shoal's greeting"};
-    }
     return *reply;
   };
   const Digest ours = random_nonce();
   const Result<FrameView> challenge = exchange(Kind::hello, ours, Kind::challenge);
-  if (!challenge.ok()) {
-    return challenge.status();
-  }
+  if (!challenge.ok()) return challenge.status();
   Digest theirs;
   std::memcpy(theirs.data(), challenge->body.data(), sizeof theirs);
   const Digest proof = client_proof(identity.token, ours, theirs, identity.client, identity.incarnation);
   const Result<FrameView> welcome = exchange(Kind::proof, proof, Kind::welcome);
-  if (!welcome.ok()) {
-    return welcome.status();
-  }
+  if (!welcome.ok()) return welcome.status();
   Digest answer;
   std::memcpy(answer.data(), welcome->body.data(), sizeof answer);
   if (!equal_constant_time(
@@ -159,9 +131,8 @@ Status Link::handshake(const ClientIdentity& identity, Clock::time_point deadlin
     return {Code::refused, "could not prove that it knows the token"};
   }
   uint32_t shards = 0;
-  if (welcome->body.size() >= sizeof(Digest) + sizeof shards) {
+  if (welcome->body.size() >= sizeof(Digest) + sizeof shards)
     std::memcpy(&shards, welcome->body.data() + sizeof(Digest), sizeof shards);
-  }
   if (shards != identity.shards) {
     return {Code::mismatch, "has " + std::to_string(shards) + " shards; the placement names " +
                                 std::to_string(identity.shards)};
@@ -183,16 +154,12 @@ Status Link::failure() const {
 ssize_t Link::read(std::span<std::byte> buffer) {
   std::vector<int> unwanted;
   const ssize_t got = stream_->read(buffer, unwanted);
-  for (const int descriptor : unwanted) {
-    close(descriptor);
-  }
+  for (const int descriptor : unwanted) close(descriptor);
   return got;
 }
 
 void Link::goodbye(const ClientIdentity& identity) {
-  if (!pieces_.empty()) {
-    return;  // in the middle of a frame
-  }
+  if (!pieces_.empty()) return;  // in the middle of a frame
   const auto bytes = small_frame(Kind::goodbye, identity.client, identity.incarnation, {});
   const iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
   [[maybe_unused]] const ssize_t sent = stream_->write({&piece, 1}, -1);
@@ -208,9 +175,7 @@ Link::Progress Link::send_current() {
     }
     const ssize_t sent = stream_->write(std::span(vectors.data(), count), attach_);
     if (sent < 0) {
-      if (errno == EAGAIN) {
-        return Progress::blocked;
-      }
+      if (errno == EAGAIN) return Progress::blocked;
       fail({Code::unavailable, std::string("lost while sending: ") + strerror(errno)});
       return Progress::broken;
     }
@@ -246,15 +211,11 @@ Link::Progress Link::send(const std::function<std::shared_ptr<Request>()>& next)
   for (;;) {
     if (!pieces_.empty()) {
       progress = send_current();
-      if (progress != Progress::moved) {
-        return progress;
-      }
+      if (progress != Progress::moved) return progress;
     }
     if (!head_pending_) {
       current_ = next();
-      if (current_ == nullptr) {
-        return progress;
-      }
+      if (current_ == nullptr) return progress;
       head_pending_ = true;
       if (announced_.size() >= kSegmentsPerLink) {
         // A server takes only so many on one connection: begin a new one.
@@ -263,10 +224,8 @@ Link::Progress Link::send(const std::function<std::shared_ptr<Request>()>& next)
       }
       for (const auto& block : current_->blocks) {
         const auto& segment = block->segment();
-        if (lane_ == Lane::shm && segment != nullptr &&
-            announced_.try_emplace(segment->id(), segment).second) {
+        if (lane_ == Lane::shm && segment != nullptr && announced_.try_emplace(segment->id(), segment).second)
           to_announce_.emplace_back(segment->id(), segment->fd());
-        }
       }
       if (!to_announce_.empty()) forget_gone_segments();
     }
@@ -284,11 +243,8 @@ Link::Progress Link::send(const std::function<std::shared_ptr<Request>()>& next)
     }
     head_ = encode_head(current_->header, current_->parts, current_->body_bytes);
     pieces_.assign(1, head_);
-    for (const std::span<const std::byte> piece : current_->body) {
-      if (!piece.empty()) {
-        pieces_.push_back(piece);
-      }
-    }
+    for (const std::span<const std::byte> piece : current_->body)
+      if (!piece.empty()) pieces_.push_back(piece);
     head_pending_ = false;
   }
 }
@@ -302,9 +258,7 @@ Link::Progress Link::receive(const std::function<bool(const FrameView&)>& handle
         fail(next.status());
         return Progress::broken;
       }
-      if (!*next) {
-        break;
-      }
+      if (!*next) break;
       if (!handle(**next)) {
         fail({Code::unavailable, "the server ended the connection"});
         return Progress::broken;
@@ -318,9 +272,7 @@ Link::Progress Link::receive(const std::function<bool(const FrameView&)>& handle
       reader_.commit(static_cast<size_t>(got));
       continue;
     }
-    if (got < 0 && errno == EAGAIN) {
-      return progress;
-    }
+    if (got < 0 && errno == EAGAIN) return progress;
     fail({Code::unavailable, got == 0 ? "the connection was closed by the other end"
                                       : std::string("lost while receiving: ") + strerror(errno)});
     return Progress::broken;

@@ -51,9 +51,7 @@ Status RemoteClient::connect(Deadline deadline) {
   for (size_t i = 0; i < peers_.size(); ++i) {
     Result<std::unique_ptr<Link>> link =
         Link::dial(options_.servers[i], options_.lane, options_.identity, deadline);
-    if (!link.ok()) {
-      return link.status();
-    }
+    if (!link.ok()) return link.status();
     peers_[i]->shm = (*link)->lane() == Lane::shm;
     peers_[i]->link = std::move(*link);
   }
@@ -69,23 +67,16 @@ void RemoteClient::wake() {
 Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline) {
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (done()) {
-      return {};
-    }
-    if (closing_) {
-      return {Code::closed, "this client was closed"};
-    }
-    if (Clock::now() >= deadline) {
-      return {Code::timeout, ""};
-    }
+    if (done()) return {};
+    if (closing_) return {Code::closed, "this client was closed"};
+    if (Clock::now() >= deadline) return {Code::timeout, ""};
     if (pumping_) {
       wake();  // the background thread gives way to whoever waits
       ++waiters_;
       changed_.wait_until(lock, deadline, [&] { return done() || !pumping_ || closing_; });
       --waiters_;
-      if (waiters_ == 0 && !pumping_ && background_) {
+      if (waiters_ == 0 && !pumping_ && background_)
         keeper_wanted_.notify_one();  // we may leave at once, and whoever pumped counted on us
-      }
       continue;
     }
     pumping_ = true;
@@ -93,11 +84,10 @@ Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline)
     while (!done() && !closing_ && Clock::now() < deadline) {
       lock.unlock();
       const bool moved = pump_once(deadline, Clock::now() >= spin_until);
-      if (moved) {
+      if (moved)
         spin_until = Clock::now() + kSpin;
-      } else {
+      else
         sched_yield();
-      }
       lock.lock();
     }
     stop_pumping();
@@ -107,9 +97,7 @@ Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline)
 void RemoteClient::pump_if_free() {
   {
     const std::lock_guard lock(mutex_);
-    if (pumping_ || closing_) {
-      return;
-    }
+    if (pumping_ || closing_) return;
     pumping_ = true;
   }
   pump_once(Clock::now(), false);
@@ -120,11 +108,10 @@ void RemoteClient::pump_if_free() {
 // Hands over to whoever waits, or else to the background thread. Under mutex_.
 void RemoteClient::stop_pumping() {
   pumping_ = false;
-  if (waiters_ > 0) {
+  if (waiters_ > 0)
     changed_.notify_all();
-  } else if (background_) {
+  else if (background_)
     keeper_wanted_.notify_one();
-  }
 }
 
 // The background thread: sees to operations that nobody waits for.
@@ -134,9 +121,7 @@ void RemoteClient::keep() {
     keeper_wanted_.wait(lock, [&] {
       return closing_ || (background_ && !pumping_ && waiters_ == 0 && machine_.operations_open() > 0);
     });
-    if (closing_) {
-      return;
-    }
+    if (closing_) return;
     pumping_ = true;
     lock.unlock();
     pump_once(Clock::now() + std::chrono::seconds(1), true);
@@ -150,12 +135,8 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
   bool moved = false;
   for (uint32_t i = 0; i < peers_.size(); ++i) {
     Peer& peer = *peers_[i];
-    if (peer.link == nullptr) {
-      reconnect_if_due(i, deadline);
-    }
-    if (peer.link == nullptr) {
-      continue;
-    }
+    if (peer.link == nullptr) reconnect_if_due(i, deadline);
+    if (peer.link == nullptr) continue;
     // A link that broke while sending may still hold the server's last words.
     const bool broken = peer.broken;
     try {
@@ -169,9 +150,7 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
     }
     flush(i);
   }
-  if (!moved && may_block) {
-    block_until_ready(deadline);
-  }
+  if (!moved && may_block) block_until_ready(deadline);
   return moved;
 }
 
@@ -186,14 +165,11 @@ void RemoteClient::block_until_ready(Deadline deadline) {
       continue;
     }
     const std::lock_guard lock(mutex_);
-    if (machine_.has_open(i)) {  // nobody dials a server that owes nothing
+    if (machine_.has_open(i))  // nobody dials a server that owes nothing
       until = std::min(until, peer.next_attempt);
-    }
   }
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now()).count();
-  if (left <= 0) {
-    return;
-  }
+  if (left <= 0) return;
   const timespec time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
   ppoll(fds.data(), fds.size(), &time, nullptr);
   if ((fds[0].revents & POLLIN) != 0) {
@@ -205,9 +181,7 @@ void RemoteClient::block_until_ready(Deadline deadline) {
 void RemoteClient::flush(uint32_t server) {
   Peer& peer = *peers_[server];
   const std::lock_guard sending(peer.send_mutex);
-  if (peer.link == nullptr || peer.broken) {
-    return;
-  }
+  if (peer.link == nullptr || peer.broken) return;
   const Link::Progress progress = peer.link->send([&] {
     const std::lock_guard lock(mutex_);
     return machine_.next_to_send(server);
@@ -262,20 +236,15 @@ bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
     const std::lock_guard lock(mutex_);
     request = machine_.find(server, frame.header.request);
   }
-  if (request == nullptr) {
-    return true;
-  }
-  if (request->header.kind == static_cast<uint16_t>(Kind::pull)) {
+  if (request == nullptr) return true;
+  if (request->header.kind == static_cast<uint16_t>(Kind::pull))
     for (const Part& part : frame.parts) builder_.note_version(part.shard, part.version);
-  }
   const Status status =
       code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, text()};
   if (!status.ok() || frame.header.last != 0) {
     const std::lock_guard lock(mutex_);
     machine_.answered(server, frame.header.request, status);
-    if (waiters_ > 0) {
-      changed_.notify_all();
-    }
+    if (waiters_ > 0) changed_.notify_all();
   }
   return true;
 }
@@ -311,14 +280,10 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
   Peer& peer = *peers_[server];
   {
     const std::lock_guard lock(mutex_);
-    if (!machine_.has_open(server) || closing_) {
-      return;
-    }
+    if (!machine_.has_open(server) || closing_) return;
   }
   const auto now = Clock::now();
-  if (now < peer.next_attempt || now >= deadline) {
-    return;
-  }
+  if (now < peer.next_attempt || now >= deadline) return;
   // By the same lane as before: open requests may lie in shared memory, which no other lane can reach.
   const Lane lane = options_.lane.value_or(peer.shm ? Lane::shm : Lane::tcp);
   Result<std::unique_ptr<Link>> link = Link::dial(options_.servers[server], lane, options_.identity,
@@ -351,9 +316,7 @@ Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline de
     const std::lock_guard lock(mutex_);
     std::string text =
         operation.what + ": 256 pushes are open and none was acknowledged in time; waiting for ";
-    for (uint32_t i = 0; i < peers_.size(); ++i) {
-      text += machine_.has_open(i) ? describe_peer(i) : "";
-    }
+    for (uint32_t i = 0; i < peers_.size(); ++i) text += machine_.has_open(i) ? describe_peer(i) : "";
     return {Code::timeout, text};
   }
   return status;
@@ -362,17 +325,14 @@ Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline de
 Result<StoreClient::OperationPtr> RemoteClient::seal(const OperationPtr& operation) {
   const std::lock_guard lock(mutex_);
   machine_.seal(*operation);
-  if (waiters_ > 0) {
+  if (waiters_ > 0)
     changed_.notify_all();  // it may be done already, and its seq free for whoever waits for one
-  }
   return operation;
 }
 
 Status RemoteClient::wait(const OperationPtr& operation, Deadline deadline) {
   const Status status = until([&] { return operation->done(); }, deadline);
-  if (operation->done()) {
-    return operation->status();
-  }
+  if (operation->done()) return operation->status();
   if (status.code() == Code::timeout) {
     leave(operation);  // it goes on: a push that may have been applied is never given up half way
     return late(*operation);
@@ -397,9 +357,7 @@ Status RemoteClient::late(const ClientOperation& operation) {
   const std::lock_guard lock(mutex_);
   std::string text = operation.what + " was not answered within " +
                      seconds_text(Clock::now() - operation.begun) + "; waiting for ";
-  for (const uint32_t i : machine_.waited_for(operation)) {
-    text += describe_peer(i);
-  }
+  for (const uint32_t i : machine_.waited_for(operation)) text += describe_peer(i);
   return {Code::timeout, text + "it is still being tried in the background and can be waited for again"};
 }
 
@@ -433,9 +391,7 @@ ClientCounters RemoteClient::counters() {
 void RemoteClient::close() {
   {
     std::unique_lock lock(mutex_);
-    if (closing_) {
-      return;
-    }
+    if (closing_) return;
     closing_ = true;
     keeper_wanted_.notify_all();
     changed_.notify_all();
@@ -445,28 +401,20 @@ void RemoteClient::close() {
     --waiters_;
     pumping_ = true;  // for good: nobody else touches the links any more
   }
-  if (keeper_.joinable()) {
-    keeper_.join();
-  }
+  if (keeper_.joinable()) keeper_.join();
   for (const auto& peer : peers_) {
     const std::lock_guard sending(peer->send_mutex);
-    if (peer->link != nullptr && !peer->broken) {
-      peer->link->goodbye(options_.identity);
-    }
+    if (peer->link != nullptr && !peer->broken) peer->link->goodbye(options_.identity);
     peer->link.reset();
   }
   const std::lock_guard lock(mutex_);
-  for (uint32_t i = 0; i < peers_.size(); ++i) {
-    machine_.fail(i, {Code::closed, "this client was closed"});
-  }
+  for (uint32_t i = 0; i < peers_.size(); ++i) machine_.fail(i, {Code::closed, "this client was closed"});
   changed_.notify_all();
 }
 
 Result<std::unique_ptr<StoreClient>> connect_remote(RemoteOptions options, Deadline deadline) {
   auto client = std::make_unique<RemoteClient>(std::move(options));
-  if (Status status = client->connect(deadline); !status.ok()) {
-    return status;
-  }
+  if (Status status = client->connect(deadline); !status.ok()) return status;
   return std::unique_ptr<StoreClient>(std::move(client));
 }
 

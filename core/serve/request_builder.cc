@@ -28,9 +28,7 @@ struct Place {
 }  // namespace
 
 Status PullOperation::on_reply(const Request& request, const FrameView& frame) {
-  if (request.body.empty()) {
-    return {};  // the server wrote into our memory
-  }
+  if (request.body.empty()) return {};  // the server wrote into our memory
   for (const Part& part : frame.parts) {
     const bool asked =
         part.keys_at <= request.keys.size() && part.count <= request.keys.size() - part.keys_at;
@@ -45,14 +43,12 @@ Status PullOperation::on_reply(const Request& request, const FrameView& frame) {
 Status ManyPulls::on_reply(const Request& request, const FrameView& frame) {
   for (Part part : frame.parts) {
     size_t i = 0;
-    while (i < request.joined.size() && part.keys_at >= request.joined[i]->keys.size()) {
+    while (i < request.joined.size() && part.keys_at >= request.joined[i]->keys.size())
       part.keys_at -= static_cast<uint32_t>(request.joined[i++]->keys.size());
-    }
     if (i == request.joined.size()) continue;  // into shared memory, or of no rows
     const Request& one = *request.joined[i];
-    if (Status status = one.operation->on_reply(one, {frame.header, {&part, 1}, frame.body}); !status.ok()) {
+    if (Status status = one.operation->on_reply(one, {frame.header, {&part, 1}, frame.body}); !status.ok())
       return status;
-    }
   }
   return {};
 }
@@ -78,14 +74,12 @@ Status PullOperation::place_rows(const Request& request, const Part& part, std::
     const std::byte* from = values->data() + (n - part.keys_at) * row_bytes;
     if (codec != Codec::fp32) {
       decode_rows(codec, from, 1, dim, decoded.data());
-      if (max_abs_bits(decoded.data(), dim) >= kInfinityBits) {
+      if (max_abs_bits(decoded.data(), dim) >= kInfinityBits)
         return too_large("key " + std::to_string(request.keys[n]));
-      }
       from = reinterpret_cast<const std::byte*>(decoded.data());
     }
-    for (uint32_t i = request.heads[n]; i != Merger::kNone; i = request.before[i]) {
+    for (uint32_t i = request.heads[n]; i != Merger::kNone; i = request.before[i])
       copy_floats(out + size_t{request.positions[i]} * dim, from, dim, stream);
-    }
   }
   if (stream) finish_streaming();
   return {};
@@ -101,9 +95,8 @@ Status PullOperation::place_pieces(const Request& request, const Part& part,
     if (at > body.size() || bytes > body.size() - at) return misfit();
     float* to = out + static_cast<size_t>(piece) * kPieceFloats;
     decode_rows(codec, body.data() + at, 1, floats, to);
-    if (codec != Codec::fp32 && max_abs_bits(to, floats) >= kInfinityBits) {
+    if (codec != Codec::fp32 && max_abs_bits(to, floats) >= kInfinityBits)
       return too_large("piece " + std::to_string(piece));
-    }
     at += bytes;
   }
   return {};
@@ -230,11 +223,10 @@ std::shared_ptr<Request> RequestBuilder::pull(const std::shared_ptr<PullOperatio
   request->header.kind = static_cast<uint16_t>(Kind::pull);
   const bool in_place = shm && operation->block != nullptr && operation->block->segment() != nullptr &&
                         grouped.block->segment() != nullptr;
-  if (in_place) {
+  if (in_place)
     fill_pull_shared(*operation, grouped, frame_shards, *request);
-  } else if (!fill_pull_inline(*operation, grouped, frame_shards, merger, *request)) {
+  else if (!fill_pull_inline(*operation, grouped, frame_shards, merger, *request))
     return nullptr;
-  }
   return request;
 }
 
@@ -258,9 +250,8 @@ std::vector<std::vector<uint32_t>> RequestBuilder::plan(std::span<const size_t> 
   }
   std::vector<std::vector<uint32_t>> in_turn;
   for (size_t i = 0; i < longest; ++i) {
-    for (auto& frames : by_server) {
+    for (auto& frames : by_server)
       if (i < frames.size()) in_turn.push_back(std::move(frames[i]));
-    }
   }
   return in_turn;
 }
@@ -310,9 +301,8 @@ std::shared_ptr<Request> RequestBuilder::push(const SplitKeys& split, std::span<
   const TableSpec& spec = *item.spec;
   const auto dim = static_cast<uint32_t>(spec.dim);
   size_t room = 0;
-  for (const uint32_t shard : frame_shards) {
+  for (const uint32_t shard : frame_shards)
     room += padded(8 * split.count(shard)) + padded(4 * size_t{dim} * split.count(shard)) + 64;
-  }
   const auto block = allocate(room, shm);
   if (block == nullptr) return nullptr;
   const bool shared = block->segment() != nullptr;

@@ -36,9 +36,7 @@ class IoThread {
   }
   void wake() { poller_.wake(); }
   void join() {
-    if (thread_.joinable()) {
-      thread_.join();
-    }
+    if (thread_.joinable()) thread_.join();
   }
   Poller& poller() { return poller_; }
   const std::shared_ptr<Mailbox>& mailbox() const { return mail_; }
@@ -73,9 +71,7 @@ class IoThread {
       entries_.push_back({.connection = std::move(connection), .events = EPOLLIN, .self = {}});
       Entry& entry = entries_.back();
       entry.self = std::prev(entries_.end());
-      if (!poller_.add(fd, EPOLLIN, &entry).ok()) {
-        entries_.pop_back();
-      }
+      if (!poller_.add(fd, EPOLLIN, &entry).ok()) entries_.pop_back();
     }
   }
 
@@ -161,9 +157,7 @@ class IoThread {
         }
       }
       take_mail();
-      if (served) {
-        spin_until = Clock::now() + kSpin;
-      }
+      if (served) spin_until = Clock::now() + kSpin;
       if (handshakes && Clock::now() >= next_check) {
         handshakes = drop_overdue();
         set_listeners(EPOLLIN);
@@ -181,9 +175,7 @@ class IoThread {
     return std::any_of(listeners.begin(), listeners.end(), [tag](const auto& l) { return l.second == tag; });
   }
   void set_listeners(uint32_t events) {
-    for (const auto& [fd, tag] : listeners) {
-      poller_.change(fd, events, tag);
-    }
+    for (const auto& [fd, tag] : listeners) poller_.change(fd, events, tag);
   }
 
   Poller poller_;
@@ -204,39 +196,28 @@ class EpollServer : public Server {
 
   Status open(size_t threads) {
     Result<Fd> tcp = listen_tcp(options_.host, options_.port);
-    if (!tcp.ok()) {
-      return tcp.status();
-    }
+    if (!tcp.ok()) return tcp.status();
     const Result<uint16_t> port = local_port(tcp->get());
-    if (!port.ok()) {
-      return port.status();
-    }
+    if (!port.ok()) return port.status();
     port_ = *port;
     listeners_.push_back({std::move(*tcp), false});
     if (!options_.unix_path.empty()) {
       Result<Fd> local = listen_unix(options_.unix_path);
-      if (!local.ok()) {
-        return local.status();
-      }
+      if (!local.ok()) return local.status();
       listeners_.push_back({std::move(*local), true});
     }
     for (size_t i = 0; i < threads; ++i) {
       Result<Poller> poller = Poller::make();
-      if (!poller.ok()) {
-        return poller.status();
-      }
+      if (!poller.ok()) return poller.status();
       io_.push_back(std::make_unique<IoThread>(std::move(*poller), state_));
     }
     for (Listener& listener : listeners_) {
       io_[0]->listeners.emplace_back(listener.fd.get(), &listener);
-      if (Status status = io_[0]->poller().add(listener.fd.get(), EPOLLIN, &listener); !status.ok()) {
+      if (Status status = io_[0]->poller().add(listener.fd.get(), EPOLLIN, &listener); !status.ok())
         return status;
-      }
     }
     io_[0]->on_listener = [this](void* tag) { return accept(*static_cast<Listener*>(tag)); };
-    for (const auto& io : io_) {
-      io->start(stopping_);
-    }
+    for (const auto& io : io_) io->start(stopping_);
     return {};
   }
 
@@ -245,19 +226,11 @@ class EpollServer : public Server {
   const ServerCounters& counters() const override { return state_.counters; }
 
   void stop() override {
-    if (stopping_.exchange(true)) {
-      return;
-    }
-    for (const auto& io : io_) {
-      io->wake();
-    }
-    for (const auto& io : io_) {
-      io->join();
-    }
+    if (stopping_.exchange(true)) return;
+    for (const auto& io : io_) io->wake();
+    for (const auto& io : io_) io->join();
     listeners_.clear();
-    if (!options_.unix_path.empty() && options_.unix_path[0] != '@') {
-      unlink(options_.unix_path.c_str());
-    }
+    if (!options_.unix_path.empty() && options_.unix_path[0] != '@') unlink(options_.unix_path.c_str());
   }
 
  private:
@@ -273,9 +246,7 @@ class EpollServer : public Server {
         log_line("server", socket.status().message());
         return false;
       }
-      if (!socket->valid()) {
-        return true;
-      }
+      if (!socket->valid()) return true;
       if (listener.is_unix && !peer_is_same_user(socket->get())) {
         log_line("server", "connection refused: the unix socket is for the server's own user");
         ++state_.counters.refused;
@@ -285,9 +256,7 @@ class EpollServer : public Server {
         turn_away(socket->get());
         continue;
       }
-      if (listener.is_unix) {
-        set_buffers(socket->get(), kSocketBufferBytes);  // tcp tunes its own, and better
-      }
+      if (listener.is_unix) set_buffers(socket->get(), kSocketBufferBytes);  // tcp tunes its own, and better
       auto stream =
           listener.is_unix ? make_unix_stream(std::move(*socket)) : make_tcp_stream(std::move(*socket));
       IoThread& io = *io_[next_io_++ % io_.size()];
@@ -331,9 +300,7 @@ Result<std::unique_ptr<Server>> Server::start(ServerOptions options) {
   }
   const size_t threads = options.threads != 0 ? options.threads : std::clamp<size_t>(usable_cores(), 1, 4);
   auto server = std::make_unique<EpollServer>(std::move(options), threads);
-  if (Status status = server->open(threads); !status.ok()) {
-    return status;
-  }
+  if (Status status = server->open(threads); !status.ok()) return status;
   return std::unique_ptr<Server>(std::move(server));
 }
 

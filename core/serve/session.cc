@@ -56,9 +56,8 @@ Session::Outcome Session::on_frame(const FrameView& frame, ReplySink& sink, std:
 }
 
 Session::Outcome Session::on_hello(const FrameView& frame, ReplySink& sink) {
-  if (frame.header.kind != static_cast<uint16_t>(Kind::hello) || frame.body.size() < sizeof(Digest)) {
+  if (frame.header.kind != static_cast<uint16_t>(Kind::hello) || frame.body.size() < sizeof(Digest))
     return refuse_and_close({Code::refused, "a connection must begin with hello"}, sink);
-  }
   std::memcpy(client_nonce_.data(), frame.body.data(), sizeof(Digest));
   server_nonce_ = random_nonce();
   phase_ = Phase::proof;
@@ -70,16 +69,14 @@ Session::Outcome Session::on_hello(const FrameView& frame, ReplySink& sink) {
 
 Session::Outcome Session::on_proof(const FrameView& frame, ReplySink& sink) {
   const Header& header = frame.header;
-  if (header.kind != static_cast<uint16_t>(Kind::proof) || frame.body.size() < sizeof(Digest)) {
+  if (header.kind != static_cast<uint16_t>(Kind::proof) || frame.body.size() < sizeof(Digest))
     return refuse_and_close({Code::refused, "a proof of the token must follow hello"}, sink);
-  }
   Digest proof;
   std::memcpy(proof.data(), frame.body.data(), sizeof proof);
   const Digest expected =
       client_proof(server_.token, client_nonce_, server_nonce_, header.client, header.incarnation);
-  if (!equal_constant_time(proof, expected)) {
+  if (!equal_constant_time(proof, expected))
     return refuse_and_close({Code::refused, "the token is wrong"}, sink);
-  }
   gate_ = server_.gate(header.client);
   {
     const std::lock_guard lock(gate_->mutex);  // waits for a request that an older connection still runs
@@ -89,9 +86,8 @@ Session::Outcome Session::on_proof(const FrameView& frame, ReplySink& sink) {
                                                  " is fenced: a newer one of the same name has connected"},
                               sink);
     }
-    if (header.incarnation > gate_->incarnation || SHOAL_MUTANT(reconnect_forgets)) {
+    if (header.incarnation > gate_->incarnation || SHOAL_MUTANT(reconnect_forgets))
       server_.store.fence(header.client, header.incarnation);
-    }
     gate_->incarnation = header.incarnation;
     gate_->session = number_;
   }
@@ -148,9 +144,8 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
       phase_ = Phase::closed;
       return Outcome::close;
     case Kind::segment:
-      if (Status status = add_segment(frame, descriptors); !status.ok()) {
+      if (Status status = add_segment(frame, descriptors); !status.ok())
         return refuse_and_close(std::move(status), sink);
-      }
       return Outcome::done;
     case Kind::segment_gone: segments_.erase(static_cast<uint32_t>(header.request)); return Outcome::done;
     default:

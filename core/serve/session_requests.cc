@@ -68,9 +68,8 @@ Session::Outcome Session::answer(const FrameView& frame, const Status& status, R
 Session::Outcome Session::answer_parts(const FrameView& frame, std::span<const Ack> acks,
                                        const std::function<const Part&(size_t)>& request, ReplySink& sink) {
   Status failed;
-  for (const Ack& ack : acks) {
+  for (const Ack& ack : acks)
     if (failed.ok()) failed = ack.status;
-  }
   const ReplySink::Draft draft = sink.begin(acks.size(), failed.message().size());
   for (size_t i = 0; i < acks.size(); ++i) draft.parts[i] = reply_part(request(i), acks[i]);
   std::memcpy(draft.body, failed.message().data(), failed.message().size());
@@ -83,9 +82,8 @@ Result<std::span<const std::byte>> Session::array(const FrameView& frame, uint16
   std::span<const std::byte> memory = frame.body;
   if (segment != 0) {
     const auto it = segments_.find(segment);
-    if (it == segments_.end()) {
+    if (it == segments_.end())
       return Status{Code::refused, "segment " + std::to_string(segment) + " was never announced"};
-    }
     memory = it->second->bytes();
   }
   const auto found = array_in(memory, at, bytes);
@@ -109,9 +107,8 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
     const TableSpec* spec = tables.find(part.table);
     if (spec == nullptr) return not_declared(part.table);
     const auto keys = array(frame, part.keys_segment, part.keys_at, size_t{8} * part.count);
-    if (!keys.ok() || (spec->dense && part.count > spec->pieces())) {
+    if (!keys.ok() || (spec->dense && part.count > spec->pieces()))
       return keys.ok() ? Status{Code::refused, "more pieces than the tensor has"} : keys.status();
-    }
     const size_t bytes = spec->dense ? size_t{4} * part.values_words
                                      : size_t{part.count} * encoded_bytes(static_cast<Codec>(part.codec),
                                                                           static_cast<uint32_t>(spec->dim));
@@ -122,9 +119,13 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
       // Piece numbers are checked and then relied on, and a peer can still write to its segment: copied.
       numbers = copies.emplace_back(numbers.begin(), numbers.end());
     }
-    const std::optional<size_t> floats = spec->rows_bytes(numbers, Codec::fp32);
-    const auto pulled = array(frame, part.values_segment, part.pulled_at, floats.value_or(0));
-    if (part.dc_lambda != 0.0f && !pulled.ok()) return pulled.status();
+    const std::byte* pulled = nullptr;
+    if (part.dc_lambda != 0.0f) {
+      const size_t pulled_bytes = spec->rows_bytes(numbers, Codec::fp32).value_or(0);
+      const auto found = array(frame, part.values_segment, part.pulled_at, pulled_bytes);
+      if (!found.ok()) return found.status();
+      pulled = found->data();
+    }
     parts.push_back({.table = part.table,
                      .term = part.term,
                      .mode = static_cast<PushMode>(part.mode),
@@ -134,7 +135,7 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
                      .values = *values,
                      .version_read = (frame.header.flags & kByStaleness) != 0 ? part.version : kNoVersion,
                      .dc_lambda = part.dc_lambda,
-                     .pulled = part.dc_lambda != 0.0f ? pulled->data() : nullptr});
+                     .pulled = pulled});
   }
   return {};
 }
@@ -151,9 +152,9 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   for (size_t i = 0; i < parts.size(); ++i) {
     const uint16_t shard = frame.parts[i].shard;
     rows += parts[i].keys.size();
-    if (i > 0 && shard == frame.parts[i - 1].shard) {
+    if (i > 0 && shard == frame.parts[i - 1].shard)
       groups.back().second = i + 1;
-    } else if (seen[shard])
+    else if (seen[shard])
       return answer(frame, {Code::refused, "a push comes back to shard " + std::to_string(shard)}, sink);
     else {
       groups.emplace_back(i, i + 1);
@@ -221,9 +222,8 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
     if (spec == nullptr) return not_declared(part.table);
     Result<PullPart> request = check_pull(frame, part);
     if (!request.ok()) return request.status();
-    if (part.keys_segment != 0) {
+    if (part.keys_segment != 0)
       return Status{Code::refused, "keys in shared memory go with rows in shared memory"};
-    }
     const Codec codec = static_cast<Codec>(part.codec);
     const size_t room = std::max<size_t>(1, kPieceBytes / encoded_bytes(codec, spec->floats(0)));
     const size_t rows = std::min(request->keys.size() - progress_.row, room);
@@ -235,9 +235,8 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
     pieces.push_back({&part, *request, progress_.first + progress_.row, body, bytes});
     body += bytes;
     progress_.row += rows;
-    if (progress_.row == part.count) {
+    if (progress_.row == part.count)
       progress_ = {.part = progress_.part + 1, .row = 0, .first = progress_.first + part.count};
-    }
   }
   return pieces;
 }
@@ -250,9 +249,8 @@ void Session::send_pieces(const FrameView& frame, const std::vector<PullPiece>& 
   const std::function<void(size_t)> gather = [&](size_t i) {
     const PullPiece& piece = pieces[i];
     std::byte* out = draft.body + piece.at;
-    if (piece.bytes >= 4) {
+    if (piece.bytes >= 4)
       std::memset(out + piece.bytes - 4, 0, 4);  // what rounding up to fours may leave unwritten
-    }
     acks[i] = server_.store.shard(piece.part->shard)
                   .pull(piece.request, {.out = out, .codec = static_cast<Codec>(piece.part->codec)});
   };
@@ -344,9 +342,8 @@ Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
   Commit commit;
   std::span<const std::byte> body = frame.body;
   if (!decode_commit(body, commit)) return answer(frame, {Code::refused, "these bytes are no commit"}, sink);
-  if (frame.header.kind == static_cast<uint16_t>(Kind::commit)) {
+  if (frame.header.kind == static_cast<uint16_t>(Kind::commit))
     return answer(frame, server_.store.commit(commit, server_.crew), sink);
-  }
   const double norm = server_.store.norm(commit, server_.crew);
   sink.send(reply_header(frame), std::as_bytes(std::span(&norm, 1)));
   return Outcome::done;
@@ -354,9 +351,8 @@ Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
 
 Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
   std::optional<SyncRequest> request = decode_sync(frame.body);
-  if (!request || mail_ == nullptr) {
+  if (!request || mail_ == nullptr)
     return answer(frame, {Code::refused, "these bytes are no sync request"}, sink);
-  }
   request->client = client_;
   request->incarnation = incarnation_;
   server_.sync.ask(

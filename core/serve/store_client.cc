@@ -53,9 +53,8 @@ FiniteCheck check_finite(const std::string& what, std::span<const int64_t> keys,
   const uint32_t bits = max_abs_bits(values, count);
   const float limit = encodable_max(codec);
   const float largest = std::bit_cast<float>(bits);
-  if (bits >= kInfinityBits || largest > limit) {
+  if (bits >= kInfinityBits || largest > limit)
     return {name_the_bad(what, keys, values, row_floats, limit, bits < kInfinityBits), false};
-  }
   // At most keys.size() values are summed into one.
   const double bound = static_cast<double>(largest) * static_cast<double>(keys.empty() ? 1 : keys.size());
   return {{}, bound <= static_cast<double>(limit)};

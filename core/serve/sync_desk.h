@@ -26,9 +26,8 @@ class SyncDesk {
       const std::lock_guard lock(mutex_);
       waiting_.emplace(++tokens_, std::move(deliver));
       const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
-      for (SyncShard::Answer& answer : shard_.handle(request, tokens_, now.count())) {
+      for (SyncShard::Answer& answer : shard_.handle(request, tokens_, now.count()))
         ready.emplace_back(std::move(waiting_.extract(answer.token).mapped()), std::move(answer.reply));
-      }
     }
     for (const auto& [call, reply] : ready) call(reply);
   }

@@ -24,9 +24,8 @@ void encode_commit(const Commit& commit, std::vector<std::byte>& out) {
 bool decode_commit(std::span<const std::byte>& bytes, Commit& commit) {
   Head head{};
   if (!unpack(bytes, head) || !unpack(bytes, commit.entries, head.entries)) return false;
-  for (const CommitEntry& entry : commit.entries) {
+  for (const CommitEntry& entry : commit.entries)
     if (!std::isfinite(entry.weight)) return false;
-  }
   commit.seq = head.seq;
   commit.lr = head.lr;
   commit.clip = head.clip;

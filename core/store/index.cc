@@ -30,9 +30,8 @@ bool Index::Buckets::make(uint32_t wanted_homes) {
 uint32_t Index::Buckets::find(int64_t key, uint64_t hash) const {
   for (uint32_t i = home(hash); i < total; ++i) {
     const Bucket& bucket = *at(i);
-    for (uint32_t j = 0; j < bucket.count; ++j) {
+    for (uint32_t j = 0; j < bucket.count; ++j)
       if (bucket.keys[j] == key) return bucket.slots[j];
-    }
     if (bucket.count < kPerBucket) return kAbsent;
   }
   return kAbsent;
@@ -66,9 +65,8 @@ bool Index::insert(int64_t key, uint64_t hash, uint32_t slot) {
   if (size_ >= limit_ && !grow()) return false;
   if (old_.homes != 0 && !move_some(kMovedPerInsert)) return false;
   // A rebuild makes room for what is there, and for this key perhaps only the next one does.
-  while (!now_.put(key, hash, slot)) {
+  while (!now_.put(key, hash, slot))
     if (!rebuild()) return false;
-  }
   ++size_;
   return true;
 }
@@ -114,9 +112,7 @@ bool Index::grow() {
   now_ = std::move(bigger);
   old_next_ = 0;
   limit_ = limit_of(now_.homes);
-  if (old_.homes == 0) {
-    old_ = Buckets{};
-  }
+  if (old_.homes == 0) old_ = Buckets{};
   return true;
 }
 
@@ -132,9 +128,7 @@ bool Index::move_some(uint32_t buckets) {
       if (!now_.put(bucket.keys[j], hash, bucket.slots[j])) return rebuild();
     }
   }
-  if (old_next_ == old_.total) {
-    old_ = Buckets{};
-  }
+  if (old_next_ == old_.total) old_ = Buckets{};
   return true;
 }
 

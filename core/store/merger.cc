@@ -31,9 +31,7 @@ uint32_t Merger::run(std::span<const int64_t> keys, int64_t* keys_out, First fir
   uint32_t distinct = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     size_t at = mix64(static_cast<uint64_t>(keys[i])) & mask;
-    while (cells_[at].stamp == stamp_ && keys_out[cells_[at].number] != keys[i]) {
-      at = (at + 1) & mask;
-    }
+    while (cells_[at].stamp == stamp_ && keys_out[cells_[at].number] != keys[i]) at = (at + 1) & mask;
     if (cells_[at].stamp == stamp_) {
       again(cells_[at].number, i);
       continue;
@@ -49,9 +47,7 @@ uint32_t Merger::run(std::span<const int64_t> keys, int64_t* keys_out, First fir
 uint32_t Merger::merge(PushMode mode, std::span<const int64_t> keys, const uint32_t* positions,
                        const float* rows, uint32_t dim, int64_t* keys_out, float* sums_out) {
   const auto row = [&](size_t i) {
-    if (i + kAhead < keys.size()) {
-      prefetch_row(rows + size_t{positions[i + kAhead]} * dim, size_t{4} * dim);
-    }
+    if (i + kAhead < keys.size()) prefetch_row(rows + size_t{positions[i + kAhead]} * dim, size_t{4} * dim);
     return rows + size_t{positions[i]} * dim;
   };
   const auto set = [&](uint32_t n, size_t i) {

@@ -39,12 +39,9 @@ Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
   const std::lock_guard lock(mutex_);
   if (Entry* entry = find(spec->id)) {
     const TableSpec& now = spec_of(entry->rows);
-    if (!same_table(now, *spec)) {
+    if (!same_table(now, *spec))
       return {Code::mismatch, describe(now) + " exists; it cannot be opened as " + describe(*spec)};
-    }
-    if (spec->generation > now.generation) {
-      std::visit([&](auto& rows) { rows.set_spec(spec); }, entry->rows);
-    }
+    if (spec->generation > now.generation) std::visit([&](auto& rows) { rows.set_spec(spec); }, entry->rows);
     return {};
   }
   tables_.emplace(spec->id, spec->dense ? Entry{DensePieces(spec)} : Entry{TableRows(spec)});
@@ -69,18 +66,14 @@ Status Shard::check(const PushPart& part) {
                                " keys do not go with " + std::to_string(part.values.size()) +
                                " bytes of values"};
   }
-  if (part.mode != PushMode::update && part.codec != Codec::fp32) {
+  if (part.mode != PushMode::update && part.codec != Codec::fp32)
     return {Code::refused, "values are assigned in fp32 only"};
-  }
-  if (part.mode == PushMode::init_once && !spec.dense) {
+  if (part.mode == PushMode::init_once && !spec.dense)
     return {Code::refused, "only a dense tensor is given a first value"};
-  }
-  if (!std::isnan(part.lr) && (!std::isfinite(part.lr) || part.lr < 0.0f)) {
+  if (!std::isnan(part.lr) && (!std::isfinite(part.lr) || part.lr < 0.0f))
     return {Code::refused, "lr " + std::to_string(part.lr) + " is not a number >= 0"};
-  }
-  if (part.dc_lambda != 0.0f && (!spec.dense || !std::isfinite(part.dc_lambda) || part.pulled == nullptr)) {
+  if (part.dc_lambda != 0.0f && (!spec.dense || !std::isfinite(part.dc_lambda) || part.pulled == nullptr))
     return {Code::refused, "delay compensation is for a dense tensor, by a finite lambda"};
-  }
   return {};
 }
 
@@ -88,9 +81,8 @@ Status Shard::check(const PushPart& part) {
 // part of a push need not be prepared where its table does the same by itself.
 bool Shard::prepare(const PushPart& part, bool only_part) {
   Entry& entry = *find(part.table);
-  if (auto* table = std::get_if<TableRows>(&entry.rows)) {
+  if (auto* table = std::get_if<TableRows>(&entry.rows))
     return only_part || table->prepare(part.keys, part.codec);
-  }
   auto& pieces = std::get<DensePieces>(entry.rows);
   return std::all_of(part.keys.begin(), part.keys.end(),
                      [&](int64_t key) { return pieces.prepare(key, part.codec); });
@@ -153,9 +145,8 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   const std::lock_guard lock(mutex_);
   Ack ack{.status = {}, .term = term_, .version = version_};
   if (identity != nullptr && !is_fresh(*identity, ack)) return ack;
-  for (const PushPart& part : parts) {
+  for (const PushPart& part : parts)
     if (ack.status = check(part); !ack.status.ok()) return ack;
-  }
   if (identity != nullptr) dedupe_.make_room(*identity);
   bool whole = std::all_of(parts.begin(), parts.end(),
                            [&](const PushPart& part) { return prepare(part, parts.size() == 1); });
@@ -251,9 +242,8 @@ double Shard::norm(const Commit& commit) {
     const size_t floats = sum.keys.size() * sum.stride;
     for (size_t i = 0; i < floats; ++i) lanes[i % kLanes] += double{sum.rows[i]} * double{sum.rows[i]};
   }
-  for (size_t half = kLanes / 2; half > 0; half /= 2) {
+  for (size_t half = kLanes / 2; half > 0; half /= 2)
     for (size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
   normed_ = commit.seq;
   return norm_ = lanes[0];
 }
@@ -269,9 +259,8 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
   if (ack.status = check_term(part.term); !ack.status.ok()) return ack;
   std::atomic_ref(entry->pulls).fetch_add(1, std::memory_order_relaxed);
   if (auto* table = std::get_if<TableRows>(&entry->rows)) {
-    if (!table->pull(part.keys, target)) {
+    if (!table->pull(part.keys, target))
       ack.status = {Code::refused, "a position lies outside the buffer of the request"};
-    }
     return ack;
   }
   auto& pieces = std::get<DensePieces>(entry->rows);

@@ -64,9 +64,8 @@ Staging::Sum Staging::merge(const Weighted& parts) {
   std::vector<Merger::WeightedRow> rows;
   for (const auto& [part, weight] : parts) {
     keys.insert(keys.end(), part->keys.begin(), part->keys.end());
-    for (size_t i = 0; i < part->keys.size(); ++i) {
+    for (size_t i = 0; i < part->keys.size(); ++i)
       rows.push_back({part->rows.get() + i * part->stride, weight});
-    }
   }
   sum.merged_keys.resize(keys.size());
   sum.merged = std::make_unique_for_overwrite<float[]>(keys.size() * sum.stride);

@@ -47,17 +47,15 @@ Status Store::declare(TableSpec spec) {
   const auto shared = std::make_shared<const TableSpec>(std::move(spec));
   const std::unique_lock lock(mutex_);
   auto& known = tables_[shared->id];
-  if (known != nullptr && !same_table(*known, *shared)) {
+  if (known != nullptr && !same_table(*known, *shared))
     return {Code::mismatch, describe(*known) + " exists; it cannot be opened as " + describe(*shared)};
-  }
   if (tables_.size() > kTablesMax) {
     tables_.erase(shared->id);
     return {Code::bad_input, "a store holds at most " + std::to_string(kTablesMax) + " tables"};
   }
   if (known == nullptr || shared->generation > known->generation) known = shared;
-  for (const auto& shard : shards_) {
+  for (const auto& shard : shards_)
     if (Status status = shard->declare(shared); !status.ok()) return status;
-  }
   return {};
 }
 
@@ -73,9 +71,8 @@ Status Store::commit(const Commit& commit, WorkCrew& crew) {
   if (commit.seq <= committed_) return {};
   std::vector<Ack> acks(shards_.size());
   crew.run(acks.size(), [&](size_t i) { acks[i] = shards_[i]->commit(commit); }, budget_->used < kHelpBytes);
-  for (Ack& ack : acks) {
+  for (Ack& ack : acks)
     if (!ack.status.ok()) return std::move(ack.status);
-  }
   uint64_t before = committed_;
   while (before < commit.seq && !committed_.compare_exchange_weak(before, commit.seq)) {
   }

@@ -28,9 +28,8 @@ std::vector<std::byte> encode_sync(const SyncRequest& request) {
 std::optional<SyncRequest> decode_sync(std::span<const std::byte> bytes) {
   SyncRequest request;
   uint64_t units = 0;
-  if (!unpack<SyncAsk>(bytes, request) || !unpack(bytes, units) || !unpack(bytes, request.units, units)) {
+  if (!unpack<SyncAsk>(bytes, request) || !unpack(bytes, units) || !unpack(bytes, request.units, units))
     return std::nullopt;
-  }
   return request;
 }
 
@@ -56,9 +55,8 @@ std::optional<SyncReply> decode_sync_reply(std::span<const std::byte> bytes) {
   reply.closed = head.closed;
   reply.dropped = head.dropped != 0;
   reply.again = head.again != 0;
-  for (uint32_t i = 0; i < head.commits; ++i) {
+  for (uint32_t i = 0; i < head.commits; ++i)
     if (!decode_commit(bytes, reply.commits.emplace_back())) return std::nullopt;
-  }
   return reply;
 }
 

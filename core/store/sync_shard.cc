@@ -37,9 +37,8 @@ Status SyncShard::check(const SyncRequest& request) const {
     return {Code::bad_input, "rank " + std::to_string(request.rank) +
                                  " is not below the number of workers, " + std::to_string(workers)};
   }
-  if (!std::isfinite(request.weight) || request.weight < 0.0f || !(request.clip >= 0.0f)) {
+  if (!std::isfinite(request.weight) || request.weight < 0.0f || !(request.clip >= 0.0f))
     return {Code::bad_input, "weight and clip are numbers >= 0"};
-  }
   return {};
 }
 
@@ -56,9 +55,8 @@ std::vector<SyncShard::Answer> SyncShard::handle(const SyncRequest& request, uin
       case SyncVerb::state: reply.numbers = state(); break;
       case SyncVerb::ledger_open: status = ledger_open(request); break;
       case SyncVerb::lease:
-        for (const auto& [begin, end] : pass(request.epoch).ledger.lease(request.rank, request.count)) {
+        for (const auto& [begin, end] : pass(request.epoch).ledger.lease(request.rank, request.count))
           reply.numbers.insert(reply.numbers.end(), {begin, end});
-        }
         break;
       case SyncVerb::pass_end: pass_end(request); break;
       case SyncVerb::leave: leave(request); break;
@@ -72,19 +70,16 @@ std::vector<SyncShard::Answer> SyncShard::handle(const SyncRequest& request, uin
   const bool waits = request.verb == SyncVerb::open || request.verb == SyncVerb::advance ||
                      request.verb == SyncVerb::pass_end;
   reply.status = status;
-  if (waits && status.ok()) {
+  if (waits && status.ok())
     park(request, token);
-  } else {
+  else
     answer(token, std::move(reply));
-  }
   settle();
   return std::exchange(ready_, {});
 }
 
 Status SyncShard::open(const SyncRequest& request) {
-  const bool over = !unfinished() && std::all_of(members_.begin(), members_.end(), [](const Member& member) {
-    return member.phase == Phase::left;
-  });
+  const bool over = all_left() && !unfinished();
   if (over) {  // the first of this job; commits go on counting, for the shards do
     config_ = request.config;
     members_.assign(config_.workers, Member{.since = now_});
@@ -99,9 +94,8 @@ Status SyncShard::open(const SyncRequest& request) {
   if (member.phase == Phase::left && config_.take != Take::round) {
     // The step that it broke off has a number that was used; and nobody shall wait until it has caught up.
     uint64_t slowest = UINT64_MAX;
-    for (const Member& other : members_) {
+    for (const Member& other : members_)
       if (counts(other)) slowest = std::min(slowest, other.finished);
-    }
     member.finished = std::max(member.finished + 1, slowest == UINT64_MAX ? 0 : slowest);
   } else if (another && member.phase != Phase::absent) {
     give_back(request.rank);
@@ -253,6 +247,11 @@ bool SyncShard::may_start(const Member& member) const {
   });
 }
 
+bool SyncShard::all_left() const {
+  return std::all_of(members_.begin(), members_.end(),
+                     [](const Member& m) { return m.phase == Phase::left; });
+}
+
 bool SyncShard::unfinished() const {
   return std::any_of(passes_.begin(), passes_.end(),
                      [](const auto& entry) { return !entry.second.over && !entry.second.ledger.complete(); });
@@ -271,9 +270,8 @@ SyncShard::Pass& SyncShard::pass(uint64_t epoch) {
 void SyncShard::settle() {
   while (close_round() || end_pass()) {
   }
-  for (Member& member : members_) {
+  for (Member& member : members_)
     if (member.parked) answer_ready(member);
-  }
 }
 
 // Makes the next commit if it is due.
@@ -288,7 +286,9 @@ bool SyncShard::close_round() {
         return true;
       }
     }
-    return false;
+    if (!all_left()) return false;
+    make_commit(contributions_.size());  // the next job's first worker carries it
+    return true;
   }
   const auto present = std::count_if(members_.begin(), members_.end(),
                                      [this](const Member& member) { return counts(member); });
@@ -296,9 +296,8 @@ bool SyncShard::close_round() {
       std::count_if(contributions_.begin(), contributions_.end(),
                     [this](const Contribution& c) { return counts(members_[c.entry.rank]); });
   // The product may lie a hair above a whole number that is meant.
-  if (static_cast<double>(finished) < std::ceil(config_.quorum * static_cast<double>(present) - 1e-9)) {
+  if (static_cast<double>(finished) < std::ceil(config_.quorum * static_cast<double>(present) - 1e-9))
     return false;
-  }
   make_commit(contributions_.size());
   ++round_;
   return true;

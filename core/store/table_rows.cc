@@ -75,11 +75,10 @@ bool TableRows::pull(std::span<const int64_t> keys, const PullTarget& target) co
       source = fresh.data();
     }
     std::byte* out = target.out + size_t{position} * row_bytes;
-    if (plain) {
+    if (plain)
       copy_floats(reinterpret_cast<float*>(out), source, dim_, target.stream);
-    } else {
+    else
       encode_rows(target.codec, source, 1, dim_, out);
-    }
   }
   if (target.stream) finish_streaming();
   return true;

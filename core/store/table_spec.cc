@@ -40,22 +40,18 @@ std::optional<size_t> TableSpec::rows_bytes(std::span<const int64_t> keys, Codec
 
 Status check_table(const TableSpec& spec) {
   const std::string what = title(spec);
-  if (spec.id == 0 || spec.name.empty() || spec.name.size() > kNameMax) {
+  if (spec.id == 0 || spec.name.empty() || spec.name.size() > kNameMax)
     return {Code::bad_input, what + ": names have 1 to 512 bytes and ids are above 0"};
-  }
   if (spec.dense ? (spec.dim < 1 || spec.dim > kTensorFloatsMax) : (spec.dim < 1 || spec.dim > kDimMax)) {
     return {Code::bad_input, what + ": " + (spec.dense ? "size " : "dim ") + std::to_string(spec.dim) +
                                  " is not in 1.." + std::to_string(spec.dense ? kTensorFloatsMax : kDimMax)};
   }
-  if (spec.dense && spec.optimizer.kind == OptimizerKind::rowwise_adagrad) {
+  if (spec.dense && spec.optimizer.kind == OptimizerKind::rowwise_adagrad)
     return {Code::bad_input, what + ": row-wise Adagrad needs rows; use Adagrad for a dense tensor"};
-  }
-  if (Status status = check_optimizer(spec.optimizer); !status.ok()) {
+  if (Status status = check_optimizer(spec.optimizer); !status.ok())
     return {status.code(), what + ": " + status.message()};
-  }
-  if (Status status = check_init(spec.init); !status.ok()) {
+  if (Status status = check_init(spec.init); !status.ok())
     return {status.code(), what + ": " + status.message()};
-  }
   return {};
 }
 
@@ -92,21 +88,18 @@ Result<TableSpec> decode_table(std::span<const std::byte> bytes) {
   uint32_t name_bytes = 0;
   const std::byte* from = bytes.data();
   each_field(spec, name_bytes, [&](auto& field) {
-    if constexpr (std::is_same_v<decltype(field), bool&>) {
+    if constexpr (std::is_same_v<decltype(field), bool&>)
       field = *from != std::byte{0};  // a bool may hold nothing but 0 and 1
-    } else {
+    else
       std::memcpy(&field, from, sizeof field);
-    }
     from += sizeof field;
   });
-  if (name_bytes != bytes.size() - kFixedBytes || name_bytes > kNameMax) {
+  if (name_bytes != bytes.size() - kFixedBytes || name_bytes > kNameMax)
     return Status{Code::refused, "a table's description has a name of the wrong length"};
-  }
   const auto optimizer = static_cast<uint8_t>(spec.optimizer.kind);
   const auto init = static_cast<uint8_t>(spec.init.kind);
-  if (optimizer < 1 || optimizer > 6 || init < 1 || init > 4) {
+  if (optimizer < 1 || optimizer > 6 || init < 1 || init > 4)
     return Status{Code::refused, "a table's description names an unknown optimizer or initialiser"};
-  }
   spec.name.assign(reinterpret_cast<const char*>(from), name_bytes);
   spec.init.salt = mix64(spec.seed ^ hash_name(spec.name));
   if (Status status = check_table(spec); !status.ok()) return status;

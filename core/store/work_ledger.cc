@@ -9,16 +9,14 @@ std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want) {
     units_[unit].holder = rank;
     ++held_[rank];
     --want;
-    if (!ranges.empty() && ranges.back().second == unit) {
+    if (!ranges.empty() && ranges.back().second == unit)
       ++ranges.back().second;
-    } else {
+    else
       ranges.emplace_back(unit, unit + 1);
-    }
   };
   while (want > 0 && !returned_.empty()) take(returned_.extract(returned_.begin()).value());
-  for (; want > 0 && fresh_ < units_.size(); ++fresh_) {
+  for (; want > 0 && fresh_ < units_.size(); ++fresh_)
     if (!units_[fresh_].done) take(fresh_);
-  }
   return ranges;
 }
 

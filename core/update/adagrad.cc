@@ -34,9 +34,8 @@ struct AdagradStep {
 };
 
 void update(const OptimizerSpec& spec, float lr, const RowBatch& batch) {
-  if (spec.weight_decay != 0.0f) {
+  if (spec.weight_decay != 0.0f)
     return step_rows(AdagradStep<true>{lr, spec.lr_decay, spec.eps, spec.weight_decay}, batch);
-  }
   step_rows(AdagradStep<false>{lr, spec.lr_decay, spec.eps, 0.0f}, batch);
 }
 

@@ -23,9 +23,8 @@ constexpr uint32_t block_elements = 64;
 // One row's stream: the outputs of a splitmix64 generator that starts at `base`.
 SHOAL_INLINE void fill_bits(uint64_t base, uint32_t first, uint32_t* bits) {
   uint64_t pairs[block_elements / 2];
-  for (uint32_t p = 0; p < block_elements / 2; ++p) {
+  for (uint32_t p = 0; p < block_elements / 2; ++p)
     pairs[p] = mix64(base + (uint64_t{first} / 2 + p) * 0x9e3779b97f4a7c15ULL);
-  }
   std::memcpy(bits, pairs, sizeof pairs);
 }
 

@@ -76,9 +76,8 @@ Status check_field(const OptimizerSpec& spec, const Field& field) {
   }
   if (!std::isfinite(value)) return refuse(spec, field.name, number_text(value), "a finite number");
   // torch takes any dampening, also a negative one.
-  if (value < 0.0f && field.value != &OptimizerSpec::dampening) {
+  if (value < 0.0f && field.value != &OptimizerSpec::dampening)
     return refuse(spec, field.name, number_text(value), "0 or more");
-  }
   return {};
 }
 
@@ -92,13 +91,11 @@ Status check_beta(const OptimizerSpec& spec, const char* name, double value) {
 
 Status check_nesterov(const OptimizerSpec& spec) {
   if (!spec.nesterov) return {};
-  if (spec.kind != OptimizerKind::sgd) {
+  if (spec.kind != OptimizerKind::sgd)
     return refuse(spec, "nesterov", "true", "false, as this optimizer does not use it");
-  }
   if (spec.momentum == 0.0f) return refuse(spec, "momentum", "0", "above 0 where nesterov is true");
-  if (spec.dampening != 0.0f) {
+  if (spec.dampening != 0.0f)
     return refuse(spec, "dampening", number_text(spec.dampening), "0 where nesterov is true");
-  }
   return {};
 }
 
@@ -110,14 +107,12 @@ Status check_optimizer(const OptimizerSpec& spec) {
                                        "; allowed: 1 (sgd) to " + std::to_string(optimizers.size()) +
                                        " (ftrl)");
   }
-  for (const Field& field : fields) {
+  for (const Field& field : fields)
     if (Status status = check_field(spec, field); !status.ok()) return status;
-  }
   if (Status status = check_beta(spec, "beta1", spec.beta1); !status.ok()) return status;
   if (Status status = check_beta(spec, "beta2", spec.beta2); !status.ok()) return status;
-  if (spec.kind == OptimizerKind::ftrl && spec.lr == 0.0f) {
+  if (spec.kind == OptimizerKind::ftrl && spec.lr == 0.0f)
     return refuse(spec, "lr", "0", "above 0, as ftrl divides by it");
-  }
   return check_nesterov(spec);
 }
 

@@ -48,9 +48,8 @@ struct RowwiseAdagradStep {
       lanes[2] += squares(grad + i + 8, value + i + 8);
       lanes[3] += squares(grad + i + 12, value + i + 12);
     }
-    for (uint32_t part = 0; i < dim; ++part, i += 4) {
+    for (uint32_t part = 0; i < dim; ++part, i += 4)
       lanes[part] += dim - i >= 4 ? squares(grad + i, value + i) : squares_cut(grad + i, value + i, dim - i);
-    }
     const Lanes4 fold = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
     return (fold[0] + fold[2]) + (fold[1] + fold[3]);
   }
@@ -73,9 +72,8 @@ struct RowwiseAdagradStep {
 };
 
 void update(const OptimizerSpec& spec, float lr, const RowBatch& batch) {
-  if (spec.weight_decay != 0.0f) {
+  if (spec.weight_decay != 0.0f)
     return step_rows(RowwiseAdagradStep<true>{lr, spec.eps, spec.weight_decay}, batch);
-  }
   step_rows(RowwiseAdagradStep<false>{lr, spec.eps, 0.0f}, batch);
 }
 

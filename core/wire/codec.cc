@@ -78,9 +78,8 @@ struct DecodeHalf {
 struct MaxAbsBits {
   SHOAL_INLINE static uint32_t run(const float* in, size_t count) {
     int32_t most = 0;
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < count; ++i)
       most = std::max(most, static_cast<int32_t>(bits_of(in[i]) & magnitude_mask));
-    }
     return static_cast<uint32_t>(most);
   }
 };

@@ -122,14 +122,12 @@ Result<std::optional<FrameView>> FrameReader::next() {
     return std::optional<FrameView>();
   }
   // The parts are read where they lie: the frame must begin at an aligned place.
-  if (begin_ % 64 != 0 && !make_room(std::max(head, kReadAhead))) {
+  if (begin_ % 64 != 0 && !make_room(std::max(head, kReadAhead)))
     return Status{Code::internal, "out of memory for a frame"};
-  }
   const auto* parts = reinterpret_cast<const Part*>(buffer_.get() + begin_ + sizeof(Header));
   const std::span<const Part> part_span(parts, header.part_count);
-  if (checksum_of(header, part_span) != header.checksum) {
+  if (checksum_of(header, part_span) != header.checksum)
     return Status{Code::refused, "a frame's checksum is wrong"};
-  }
   needed_ = head + header.body_bytes;
   if (held < needed_) return std::optional<FrameView>();
   FrameView view{header, part_span, {buffer_.get() + begin_ + head, header.body_bytes}};

@@ -259,6 +259,13 @@ TEST(another_life_of_a_rank_begins_where_the_clock_stands) {
   CHECK_EQ(job.get(reopened).commits.at(0).entries[1].client, 101);
 }
 
+TEST(what_was_finished_is_committed_when_the_last_one_leaves) {
+  Job job({.workers = 1, .take = Take::count, .count = 5});
+  job.finish(0, 0);
+  job.ask(SyncVerb::leave, 0);
+  CHECK_EQ(text(job.get(job.ask(SyncVerb::open, 0)).commits.at(0)), "0:0=1 0:1=-1");
+}
+
 TEST(a_job_that_all_have_left_gives_way_to_the_next) {
   Job job({.workers = 1, .take = Take::round});
   job.finish(0, 0);
