@@ -270,8 +270,9 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
           requests.push_back(builder_.push_pieces(items[i], shard, options, shm));
         }
       }
-      if (!mine.empty())
+      if (!mine.empty()) {
         requests.push_back(builder_.push(grouped[i].split, mine, items[i], options, shm, *merger, check));
+      }
     }
     const bool whole = std::find(requests.begin(), requests.end(), nullptr) == requests.end();
     return whole ? RequestBuilder::join(std::move(requests)) : nullptr;
@@ -281,8 +282,9 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
   FiniteCheck sums;
   for (size_t i = 0; i < frames.size() && !sums_are_safe; ++i) {
     ready.push_back(build(frames[i], &sums));
-    if (ready.back() == nullptr || !sums.status.ok())
+    if (ready.back() == nullptr || !sums.status.ok()) {
       return sums.status.ok() ? Status{Code::internal, "out of memory for a push"} : sums.status;
+    }
   }
   if (Status status = begin(*operation, true, deadline); !status.ok()) return status;
   return sent_whole(operation, [&]() -> Result<OperationPtr> {

@@ -32,7 +32,9 @@ ServerConnection::ServerConnection(ServerState& server, std::unique_ptr<Stream> 
 
 ServerConnection::~ServerConnection() {
   --server_.counters.connections_open;
-  for (const int fd : descriptors_) close(fd);
+  for (const int fd : descriptors_) {
+    close(fd);
+  }
 }
 
 bool ServerConnection::handshake_overdue(Clock::time_point now) const {
@@ -83,12 +85,20 @@ bool ServerConnection::on_ready() {
   for (;;) {
     closing_ = closing_ || !answer_frames();
     const Progress sent = send_some();
-    if (sent == Progress::over || (closing_ && out_.empty())) return false;
+    if (sent == Progress::over || (closing_ && out_.empty())) {
+      return false;
+    }
     const bool unfinished = pending_ || frames_left_;
-    if (closing_ || (unfinished && sent == Progress::blocked)) return true;
-    if (unfinished) continue;
+    if (closing_ || (unfinished && sent == Progress::blocked)) {
+      return true;
+    }
+    if (unfinished) {
+      continue;
+    }
     // All that was read is answered: others may go first now. What is left wakes this connection again.
-    if (++reads > kReadsMax) return true;
+    if (++reads > kReadsMax) {
+      return true;
+    }
     switch (read_some()) {
       case Progress::over: return false;
       case Progress::blocked: return true;
@@ -99,10 +109,16 @@ bool ServerConnection::on_ready() {
 
 ServerConnection::Progress ServerConnection::read_some() {
   const std::span<std::byte> want = reader_.want();
-  if (want.empty()) return Progress::over;
+  if (want.empty()) {
+    return Progress::over;
+  }
   const ssize_t got = stream_->read(want, descriptors_);
-  if (got == 0 || descriptors_.size() > kDescriptorsMax) return Progress::over;
-  if (got < 0) return errno == EAGAIN ? Progress::blocked : Progress::over;
+  if (got == 0 || descriptors_.size() > kDescriptorsMax) {
+    return Progress::over;
+  }
+  if (got < 0) {
+    return errno == EAGAIN ? Progress::blocked : Progress::over;
+  }
   reader_.commit(static_cast<size_t>(got));
   server_.counters.bytes_in += static_cast<uint64_t>(got);
   return Progress::more;
@@ -117,15 +133,23 @@ bool ServerConnection::answer_frames() {
         session_.refuse(next.status(), *this);
         return false;
       }
-      if (!*next) return true;
+      if (!*next) {
+        return true;
+      }
       pending_ = **next;
     }
     const bool was_proved = session_.proved();
     const Session::Outcome outcome = session_.on_frame(*pending_, *this, descriptors_);
-    if (outcome == Session::Outcome::later) return true;
+    if (outcome == Session::Outcome::later) {
+      return true;
+    }
     pending_.reset();
-    if (outcome == Session::Outcome::close) return false;
-    if (!was_proved && session_.proved()) reader_.set_body_bytes_max(frame_bytes_max_);
+    if (outcome == Session::Outcome::close) {
+      return false;
+    }
+    if (!was_proved && session_.proved()) {
+      reader_.set_body_bytes_max(frame_bytes_max_);
+    }
     if (!room()) {
       frames_left_ = true;
       return true;
@@ -141,7 +165,9 @@ ServerConnection::Progress ServerConnection::send_some() {
       pieces[count] = {it->bytes() + it->sent, it->size - it->sent};
     }
     const ssize_t sent = stream_->write(std::span(pieces.data(), count), -1);
-    if (sent < 0) return errno == EAGAIN ? Progress::blocked : Progress::over;
+    if (sent < 0) {
+      return errno == EAGAIN ? Progress::blocked : Progress::over;
+    }
     server_.counters.bytes_out += static_cast<uint64_t>(sent);
     auto left = static_cast<size_t>(sent);
     out_bytes_ -= left;

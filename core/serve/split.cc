@@ -22,9 +22,12 @@ SplitKeys split_keys(const TableSpec& spec, std::span<const int64_t> keys, uint3
   if (!spec.dense && spec.range_low >= spec.range_high) {
     for (size_t i = 0; i < keys.size(); ++i) {
       shard[i] = static_cast<uint16_t>(shard_of_hash(mix64(static_cast<uint64_t>(keys[i])), shards));
-  else
-    for (size_t i = 0; i < keys.size(); ++i)
+    }
+  } else {
+    for (size_t i = 0; i < keys.size(); ++i) {
       shard[i] = static_cast<uint16_t>(shard_of_key(spec, keys[i], shards));
+    }
+  }
   for (size_t i = 0; i < keys.size(); ++i) ++split.begin[shard[i] + 1u];
   for (uint32_t s = 0; s < shards; ++s) {
     split.count_max = std::max<size_t>(split.count_max, split.begin[s + 1]);
