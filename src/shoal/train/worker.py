@@ -109,7 +109,10 @@ class Worker:
     def report(self, **metrics: Any) -> None:
         """Show figures of this worker: loss, accuracy, whatever has a name. A loss that is not a number "
         "raises."""
-        values = {name: float(value) for name, value in metrics.items()}
+        values = {
+            name: float(value.detach() if isinstance(value, torch.Tensor) else value)
+            for name, value in metrics.items()
+        }
         loss = values.get("loss")
         if loss is not None and not math.isfinite(loss):
             raise BadInput(
