@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,13 @@ class _LocalSteps(Strategy):
     def before(self, one: Stepped) -> None:
         self.push_rows(one)
 
+
+class _OuterSteps(_LocalSteps):
+    """The servers hold a model of their own and step it by how far the workers' have come."""
+
+    @abstractmethod
     def outer_optimizer(self) -> optim.Optimizer:
-        raise NotImplementedError
+        """What the servers step with when a model comes in."""
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
         outer = self.outer_optimizer()
@@ -58,7 +64,7 @@ class _LocalSteps(Strategy):
         return {id(dense.parameter): flat(dense.parameter).copy() for dense in self.dense}
 
 
-class Blocks(_LocalSteps):
+class Blocks(_OuterSteps):
     """A block of H steps on each worker, then one outer step at the servers with the mean difference."""
 
     def __init__(self, worker: Worker, policy: Policy) -> None:
@@ -132,7 +138,7 @@ def _state_tensors(stepped: Sequence[Stepped]) -> dict[str, torch.Tensor]:
     return found
 
 
-class Elastic(_LocalSteps):
+class Elastic(_OuterSteps):
     """EASGD: every H steps worker and centre pull each other by alpha times their difference."""
 
     def __init__(self, worker: Worker, policy: Policy) -> None:

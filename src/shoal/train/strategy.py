@@ -8,6 +8,7 @@ that it shall step with. `after` runs last.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Strategy"]
 
 
-class Strategy:
+class Strategy(ABC):
     """Common ground: the rows of tables always go to the servers, after every step."""
 
     def __init__(self, worker: Worker, policy: Policy) -> None:
@@ -35,21 +36,21 @@ class Strategy:
 
     # What a strategy is made of.
 
+    @abstractmethod
     def attach(self, stepped: Sequence[Stepped]) -> None:
         """Take over new parameters; on return they hold the job's values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def before(self, one: Stepped) -> None:
         """The gradients are there, the optimizer has not stepped."""
-        raise NotImplementedError
 
-    def after(self, one: Stepped) -> None:
+    def after(self, one: Stepped) -> None:  # noqa: B027 - optional
         """The optimizer has stepped (or did nothing, where it runs at the servers)."""
 
-    def end_pass(self) -> None:
+    def end_pass(self) -> None:  # noqa: B027 - optional
         """All steps of the pass are made by this worker: hand in what is still here."""
 
-    def refresh(self) -> None:
+    def refresh(self) -> None:  # noqa: B027 - optional
         """The pass is over everywhere: bring the parameters up to date."""
 
     # Pieces that several strategies use.
@@ -58,12 +59,10 @@ class Strategy:
     def dense(self) -> list[Dense]:
         return [dense for one in self.stepped for dense in one.dense]
 
-    def open_tensors(self, entries: Sequence[tuple[Dense, Any]], prefix: str = "") -> None:
+    def open_tensors(self, entries: Sequence[tuple[Dense, Any]]) -> None:
         """Register dense parameters with these server optimizers and take over the values that are there."""
         for dense, optimizer in entries:
-            tensor = self.worker.client.tensor(
-                prefix + dense.name, flat(dense.parameter), optimizer=optimizer
-            )
+            tensor = self.worker.client.tensor(dense.name, flat(dense.parameter), optimizer=optimizer)
             self.tensors[id(dense.parameter)] = tensor
 
     def pull_dense(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from shoal import optim
 from shoal.errors import BadInput
 
-__all__ = ["HYPER_PARAMETERS", "check_twin", "twin_of"]
+__all__ = ["check_twin", "twin_of"]
 
 Group = Mapping[str, Any]
 
@@ -54,8 +54,6 @@ _TWINS: dict[type, Callable[[Group], optim.Optimizer]] = {
     ),
 }
 _REFUSED_FLAGS = ("amsgrad", "maximize", "differentiable")
-# What a group may hold besides `params`; a change of any but lr while training goes on is not followed.
-HYPER_PARAMETERS = ("momentum", "dampening", "weight_decay", "nesterov", "lr_decay", "eps", "betas")
 
 
 def check_twin(optimizer: torch.optim.Optimizer) -> None:
