@@ -69,12 +69,11 @@ std::vector<SyncShard::Answer> SyncShard::handle(const SyncRequest& request, uin
   }
   const bool waits = request.verb == SyncVerb::open || request.verb == SyncVerb::advance ||
                      request.verb == SyncVerb::pass_end;
+  const bool parked = waits && status.ok();
   reply.status = status;
-  if (waits && status.ok())
-    park(request, token);
-  else
-    answer(token, std::move(reply));
+  if (parked) park(request, token);
   settle();
+  if (!parked) answer(token, std::move(reply));  // last: it carries the commit that it has caused
   return std::exchange(ready_, {});
 }
 
@@ -276,7 +275,12 @@ void SyncShard::settle() {
 
 // Makes the next commit if it is due.
 bool SyncShard::close_round() {
-  if (contributions_.empty()) return false;
+  if (contributions_.empty()) {
+    // Nobody is left who would bring a commit that names what is to be forgotten: the last to leave does.
+    const bool last = all_left() && !forgotten_.empty();
+    if (last) make_commit(0);
+    return last;
+  }
   if (config_.take == Take::count) {
     size_t taken = 0;
     for (size_t i = 0; i < contributions_.size(); ++i) {
@@ -287,7 +291,7 @@ bool SyncShard::close_round() {
       }
     }
     if (!all_left()) return false;
-    make_commit(contributions_.size());  // the next job's first worker carries it
+    make_commit(contributions_.size());  // the last to leave carries it, or else the next job's first
     return true;
   }
   const auto present = std::count_if(members_.begin(), members_.end(),

@@ -262,8 +262,18 @@ TEST(another_life_of_a_rank_begins_where_the_clock_stands) {
 TEST(what_was_finished_is_committed_when_the_last_one_leaves) {
   Job job({.workers = 1, .take = Take::count, .count = 5});
   job.finish(0, 0);
-  job.ask(SyncVerb::leave, 0);
-  CHECK_EQ(text(job.get(job.ask(SyncVerb::open, 0)).commits.at(0)), "0:0=1 0:1=-1");
+  const SyncReply last = job.get(job.ask(SyncVerb::leave, 0));
+  CHECK_EQ(text(last.commits.at(0)), "0:0=1 0:1=-1");
+  CHECK_EQ(text(job.get(job.ask(SyncVerb::open, 0)).commits.at(0)), "0:0=1 0:1=-1");  // it may have died
+}
+
+TEST(the_last_one_to_leave_carries_what_shall_be_forgotten) {
+  Job job({.workers = 2, .take = Take::round, .quorum = 0.5});
+  job.finish(0, 0);
+  job.finish(1, 0);  // too late: dropped
+  CHECK_EQ(job.get(job.ask(SyncVerb::leave, 0)).commits.size(), 1);
+  const SyncReply last = job.get(job.ask(SyncVerb::leave, 1));
+  CHECK_EQ(text(last.commits.at(1)), "1:0=-1 0:1=-1 1:1=-1");
 }
 
 TEST(a_job_that_all_have_left_gives_way_to_the_next) {
@@ -274,7 +284,7 @@ TEST(a_job_that_all_have_left_gives_way_to_the_next) {
   job.ask(SyncVerb::leave, 0);
   CHECK_EQ(job.get(job.ask(SyncVerb::open, 1)).step, 0);
   CHECK(job.waits(job.finish(1, 0)));
-  CHECK_EQ(job.get(job.ask(SyncVerb::state, 0)).closed, 1);  // commits go on
+  CHECK_EQ(job.get(job.ask(SyncVerb::state, 0)).closed, 2);  // commits go on
 }
 
 TEST(a_worker_comes_back_without_holding_the_others_up) {

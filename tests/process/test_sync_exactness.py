@@ -91,21 +91,20 @@ def test_a_round_is_exact_while_connections_are_cut(
 def test_every_shard_takes_the_same_set_of_a_quorum(cluster: shoal.LocalCluster) -> None:
     workers, dim = 3, next(dims)
 
-    def work(rank: int) -> int:
-        dropped = 0
+    def work(rank: int) -> None:
         with closing(CounterTable(cluster, next(names), "shm", dim)) as table:
             worker = Worker(table, rank, workers, "round", quorum=0.6)
             for _ in range(STEPS):
                 worker.stage(float(4**rank))
-                dropped += worker.finish()["dropped"]
-                assert len(set(worker.column())) == 1
+                worker.finish()
             worker.leave()
-        return dropped
 
-    run(work, workers)
     with closing(CounterTable(cluster, next(names), "shm", dim)) as reader:
-        assert len(set(reader.read(KEYS)[:, 0].tolist())) == 1
-        assert reader.core.sync_state(DEADLINE_S)["staged_bytes"] == 0
+        for _ in range(3):
+            run(work, workers)
+            # Only now: a read of two shards is no snapshot while others close rounds.
+            assert len(set(reader.read(KEYS)[:, 0].tolist())) == 1
+            assert reader.core.sync_state(DEADLINE_S)["staged_bytes"] == 0
 
 
 def test_a_worker_that_died_in_a_step_does_it_again_and_it_counts_once(cluster: shoal.LocalCluster) -> None:
