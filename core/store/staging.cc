@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/mutants.h"
+
 namespace shoal {
 
 Staging::Part Staging::copy(const PushPart& part, const TableSpec& spec) {
@@ -80,8 +82,9 @@ std::vector<Staging::Sum>& Staging::sums(const Commit& commit) {
   if (summed_ == commit.seq) return sums_;
   std::map<uint32_t, Weighted> tables;
   for (const CommitEntry& entry : commit.entries) {
-    const auto it = staged_.find({entry.rank, entry.step, entry.client, entry.incarnation});
-    if (it == staged_.end() || entry.weight < 0.0f) continue;
+    auto it = staged_.find({entry.rank, entry.step, entry.client, entry.incarnation});
+    if (SHOAL_MUTANT(any_life)) it = staged_.lower_bound({entry.rank, entry.step, 0, 0});
+    if (it == staged_.end() || (entry.weight < 0.0f && !SHOAL_MUTANT(late_counts))) continue;
     for (const Part& part : it->second.parts) tables[part.table].emplace_back(&part, entry.weight);
   }
   sums_.clear();

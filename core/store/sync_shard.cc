@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/mutants.h"
+
 namespace shoal {
 namespace {
 
@@ -128,7 +130,7 @@ Status SyncShard::advance(const SyncRequest& request) {
             "rank " + std::to_string(request.rank) + " has left, or never was here: call sync_open first"};
   }
   enter(member, Phase::working);
-  if (request.step < member.finished) return {};  // asked again
+  if (request.step < member.finished && !SHOAL_MUTANT(count_requests)) return {};  // asked again
   member.finished = request.step + 1;
   const bool late = rounds && request.step < round_;
   for (const UnitName& name : request.units) {
@@ -356,6 +358,7 @@ bool SyncShard::end_pass() {
 void SyncShard::answer(uint64_t token, SyncReply reply) {
   reply.closed = closed_;
   reply.commits.assign(commits_.begin(), commits_.end());
+  if (SHOAL_MUTANT(commits_once)) commits_.clear();
   ready_.push_back({token, std::move(reply)});
 }
 

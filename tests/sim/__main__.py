@@ -24,6 +24,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("seeds", help="one seed, or FIRST:END")
     parser.add_argument("--core", type=Path, help="the extension module to simulate, in place of Shoal's own")
     parser.add_argument("--mutant", default="", help="the deliberate bug to switch on (builds with mutants)")
+    parser.add_argument("--rounds", action="store_true", help="workers that stage, finish and commit")
     parser.add_argument("--no-shrink", action="store_true", help="show a failing seed, not its smallest plan")
     return parser.parse_args()
 
@@ -35,7 +36,7 @@ def main() -> int:
         use_core(options.core)
     from shoal import _core
 
-    from . import simulator
+    from . import rounds, simulator
     from .plan import make_plan
 
     if options.mutant:
@@ -43,14 +44,15 @@ def main() -> int:
     first, colon, end = options.seeds.partition(":")
     seeds = range(int(first), int(end)) if colon else range(int(first), int(first) + 1)
     began = time.perf_counter()
-    found = simulator.first_failure(seeds)
+    run = rounds.run_round_seed if options.rounds else simulator.run_seed
+    found = simulator.first_failure(seeds, run)
     if found is None:
         if len(seeds) == 1:
-            print(simulator.run_seed(seeds[0]))
+            print(run(seeds[0]))
         print(f"{len(seeds)} seeds passed, {len(seeds) / (time.perf_counter() - began):.0f} a second")
         return 0
     print(f"seed {found[0]} failed: {found[1]}")
-    if not options.no_shrink:
+    if not options.no_shrink and not options.rounds:
         plan = simulator.shrink(make_plan(found[0]))
         print(f"smallest plan: {plan}\nfails with: {simulator.fails(plan)}")
     return 1

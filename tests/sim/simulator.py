@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .ledger import Ledger, Rows, Violation
@@ -157,11 +157,11 @@ def run_seed(seed: int) -> Summary:
         raise Violation(f"seed {seed}: {violation}; replay: python -m tests.sim {seed}") from None
 
 
-def first_failure(seeds: Iterable[int]) -> tuple[int, Violation] | None:
+def first_failure(seeds: Iterable[int], run: Callable[[int], object]) -> tuple[int, Violation] | None:
     """The first of these seeds that fails, with what was violated."""
     for seed in seeds:
         try:
-            run_plan(make_plan(seed))
+            run(seed)
         except Violation as violation:
             return seed, violation
     return None

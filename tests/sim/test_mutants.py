@@ -29,6 +29,7 @@ MUTANTS = [
     "never_again",
     "ack_too_early",
 ]
+ROUND_MUTANTS = ["any_life", "late_counts", "count_requests", "commits_once"]
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,16 @@ def test_the_simulator_finds(mutant: str, core: Path) -> None:
     assert found.returncode == 1
 
 
-def test_without_a_mutant_the_same_seeds_pass(core: Path) -> None:
-    assert hunt(core).stdout.startswith(f"{SEEDS} seeds passed")
+@pytest.mark.parametrize("mutant", ROUND_MUTANTS)
+def test_the_simulator_of_rounds_finds(mutant: str, core: Path) -> None:
+    found = hunt(core, "--rounds", "--mutant", mutant)
+    assert re.match(r"seed \d+ failed: ", found.stdout), found
+    assert found.returncode == 1
+
+
+@pytest.mark.parametrize("kind", [[], ["--rounds"]])
+def test_without_a_mutant_the_same_seeds_pass(core: Path, kind: list[str]) -> None:
+    assert hunt(core, *kind).stdout.startswith(f"{SEEDS} seeds passed")
 
 
 def test_a_failing_seed_is_shrunk_to_a_few_actions(core: Path) -> None:
@@ -64,5 +73,5 @@ def test_a_failing_seed_is_shrunk_to_a_few_actions(core: Path) -> None:
 
 
 def test_every_mutant_in_the_core_is_hunted() -> None:
-    sources = [path.read_text() for path in (ROOT / "core").rglob("*.cc")]
-    assert {name for text in sources for name in re.findall(r"SHOAL_MUTANT\((\w+)\)", text)} == set(MUTANTS)
+    sources = "".join(path.read_text() for path in (ROOT / "core").rglob("*.cc"))
+    assert set(re.findall(r"SHOAL_MUTANT\((\w+)\)", sources)) == {*MUTANTS, *ROUND_MUTANTS}
