@@ -1,9 +1,11 @@
 #include "store/dedupe.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 
 #include "base/mutants.h"
+#include "wire/pack.h"
 
 namespace shoal {
 
@@ -53,6 +55,31 @@ void Dedupe::fence(uint64_t client, uint32_t incarnation) {
 void Dedupe::forget(uint64_t client, uint32_t incarnation) {
   const auto it = records_.find(client);
   if (it != records_.end() && it->second.incarnation <= incarnation) records_.erase(it);
+}
+
+void Dedupe::encode(std::vector<std::byte>& out) const {
+  const uint64_t clients = records_.size();
+  pack(out, &clients, 1);
+  for (const auto& [client, record] : records_) {
+    const uint64_t head[] = {client, record.incarnation, record.low, record.applied.size()};
+    pack(out, head, 4);
+    pack(out, record.applied.data(), record.applied.size());
+  }
+}
+
+bool Dedupe::decode(std::span<const std::byte>& in) {
+  records_.clear();
+  uint64_t clients = 0;
+  if (!unpack(in, clients)) return false;
+  for (uint64_t i = 0; i < clients; ++i) {
+    std::array<uint64_t, 4> head{};
+    Record record;
+    if (!unpack(in, head) || head[3] > kOpenPushesMax || !unpack(in, record.applied, head[3])) return false;
+    record.incarnation = static_cast<uint32_t>(head[1]);
+    record.low = head[2];
+    records_.emplace(head[0], std::move(record));
+  }
+  return true;
 }
 
 }  // namespace shoal

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -44,6 +45,10 @@ class Dedupe {
   void forget(uint64_t client, uint32_t incarnation);
 
   size_t clients() const { return records_.size(); }
+
+  // All records, for another shard to go on with.
+  void encode(std::vector<std::byte>& out) const;
+  bool decode(std::span<const std::byte>& in);  // false: not the records of a shard
 
  private:
   struct Applied {

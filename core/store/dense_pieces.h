@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "base/grow_array.h"
+#include "store/image.h"
 #include "store/table_spec.h"
 #include "wire/codec.h"
 
@@ -36,6 +39,13 @@ class DensePieces {
   // Of the piece's last write; 0 before the first.
   uint64_t version(int64_t piece) const;
 
+  // As those of TableRows.
+  void begin_image();
+  void end_image() { image_.clear(); }
+  bool read_image(ImagePage& page);  // one piece at a time
+  bool image_broken() const { return image_broken_; }
+  bool restore(const ImagePage& page);
+
  private:
   struct Piece {
     GrowArray memory;  // value, then state
@@ -46,10 +56,18 @@ class DensePieces {
   };
   const Piece* find(int64_t piece) const;
   Piece* find_or_make(int64_t piece);
+  Piece* find_to_write(int64_t piece);  // its image is kept
+  size_t all_floats(int64_t piece) const;
 
   std::shared_ptr<const TableSpec> spec_;
   std::map<int64_t, Piece> pieces_;
   std::unique_ptr<float[]> decoded_;
+  struct Old {
+    uint64_t version;
+    std::vector<float> memory;
+  };
+  std::map<int64_t, std::optional<Old>> image_;  // not read yet; nothing: the piece is as it was
+  bool image_broken_ = false;
 };
 
 }  // namespace shoal

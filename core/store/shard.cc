@@ -313,6 +313,64 @@ Result<TableFigures> Shard::figures(uint32_t table) {
   return figures;
 }
 
+std::vector<std::byte> Shard::begin_image() {
+  const std::lock_guard lock(mutex_);
+  imaged_.clear();
+  for (auto& [id, entry] : tables_) {
+    std::visit([](auto& rows) { rows.begin_image(); }, entry.rows);
+    imaged_.push_back(id);
+  }
+  std::vector<std::byte> head;
+  const uint64_t numbers[] = {version_, committed_, staleness_.count, staleness_.sum, staleness_.max};
+  pack(head, numbers, 5);
+  dedupe_.encode(head);
+  staging_.encode(head);
+  return head;
+}
+
+Result<ImagePage> Shard::read_image(size_t bytes_max) {
+  const std::lock_guard lock(mutex_);
+  ImagePage page;
+  while (page.keys.empty() && !imaged_.empty()) {
+    Entry& entry = *find(page.table = imaged_.back());
+    if (std::visit([](const auto& rows) { return rows.image_broken(); }, entry.rows)) return out_of_memory();
+    auto* table = std::get_if<TableRows>(&entry.rows);
+    const size_t row_bytes = 4 * size_t{spec_of(entry.rows).floats(0)};
+    const bool more = table != nullptr ? table->read_image(std::max<size_t>(1, bytes_max / row_bytes), page)
+                                       : std::get<DensePieces>(entry.rows).read_image(page);
+    if (more) continue;
+    std::visit([](auto& rows) { rows.end_image(); }, entry.rows);
+    imaged_.pop_back();
+  }
+  return page;
+}
+
+void Shard::end_image() {
+  const std::lock_guard lock(mutex_);
+  for (const uint32_t id : imaged_) std::visit([](auto& rows) { rows.end_image(); }, find(id)->rows);
+  imaged_.clear();
+}
+
+Status Shard::restore(std::span<const std::byte> head) {
+  const std::lock_guard lock(mutex_);
+  std::array<uint64_t, 5> numbers{};
+  if (!unpack(head, numbers) || !dedupe_.decode(head) || !staging_.decode(head) || !head.empty())
+    return {Code::refused, "this is not the head of a shard's image"};
+  version_ = numbers[0];
+  committed_ = numbers[1];
+  staleness_ = {numbers[2], numbers[3], numbers[4]};
+  return {};
+}
+
+Status Shard::restore(const ImagePage& page) {
+  const std::lock_guard lock(mutex_);
+  Entry* entry = find(page.table);
+  if (entry == nullptr) return unknown(page.table);
+  if (std::visit([&](auto& rows) { return rows.restore(page); }, entry->rows)) return {};
+  return {Code::refused,
+          describe(spec_of(entry->rows)) + ": a page of its image does not fit, or memory is out"};
+}
+
 void Shard::fence(uint64_t client, uint32_t incarnation) {
   const std::lock_guard lock(mutex_);
   dedupe_.fence(client, incarnation);

@@ -21,6 +21,7 @@
 #include "base/status.h"
 #include "store/dedupe.h"
 #include "store/dense_pieces.h"
+#include "store/image.h"
 #include "store/push_part.h"
 #include "store/staging.h"
 #include "store/table_rows.h"
@@ -85,6 +86,17 @@ class Shard {
   Result<ScanPage> scan(uint32_t table, uint64_t cursor, size_t rows_max);
   Result<TableFigures> figures(uint32_t table);
   Staleness staleness();
+
+  // An image of this shard as it is now: gives its version and what goes with the rows (dedupe records,
+  // staged pushes). Another one that was being read is over.
+  std::vector<std::byte> begin_image();
+  // The next page, of about so many bytes; an empty one when all was read.
+  Result<ImagePage> read_image(size_t bytes_max);
+  void end_image();
+  // Becomes what the image was of, all tables being declared: `begin_image`'s bytes, then every page.
+  Status restore(std::span<const std::byte> head);
+  Status restore(const ImagePage& page);
+
   void fence(uint64_t client, uint32_t incarnation);
   void forget(uint64_t client, uint32_t incarnation);
 
@@ -117,6 +129,7 @@ class Shard {
   uint64_t normed_ = 0;     // the commit that norm_ is of
   double norm_ = 0.0;
   std::unordered_map<uint32_t, Entry> tables_;
+  std::vector<uint32_t> imaged_;  // tables whose image is not read to its end
 };
 
 }  // namespace shoal

@@ -1,8 +1,10 @@
 #include "store/staging.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/mutants.h"
+#include "wire/pack.h"
 
 namespace shoal {
 
@@ -105,6 +107,62 @@ void Staging::finish(const Commit& commit) {
       it = staged_.erase(it);
     }
   }
+}
+
+void Staging::clear() {
+  budget_->used -= bytes_;
+  bytes_ = 0;
+  summed_ = 0;
+  sums_.clear();
+  staged_.clear();
+}
+
+void Staging::encode(std::vector<std::byte>& out) const {
+  const uint64_t contributions = staged_.size();
+  pack(out, &contributions, 1);
+  for (const auto& [name, contribution] : staged_) {
+    const auto& [rank, step, client, incarnation] = name;
+    const uint64_t head[] = {rank, step, client, incarnation, contribution.parts.size()};
+    pack(out, head, 5);
+    for (const Part& part : contribution.parts) {
+      const uint32_t about[] = {part.table, part.stride};
+      const uint64_t keys = part.keys.size();
+      pack(out, about, 2);
+      pack(out, &part.lr, 1);
+      pack(out, &keys, 1);
+      pack(out, part.keys.data(), keys);
+      pack(out, part.rows.get(), keys * part.stride);
+    }
+  }
+}
+
+bool Staging::decode(std::span<const std::byte>& in) {
+  clear();
+  uint64_t contributions = 0;
+  if (!unpack(in, contributions)) return false;
+  for (uint64_t i = 0; i < contributions; ++i) {
+    std::array<uint64_t, 5> head{};
+    if (!unpack(in, head)) return false;
+    Contribution& contribution =
+        staged_[{static_cast<uint32_t>(head[0]), head[1], head[2], static_cast<uint32_t>(head[3])}];
+    for (uint64_t n = 0; n < head[4]; ++n) {
+      Part part;
+      uint64_t keys = 0;
+      std::vector<float> rows;
+      if (!unpack(in, part.table) || !unpack(in, part.stride) || !unpack(in, part.lr) || !unpack(in, keys) ||
+          !unpack(in, part.keys, keys) || part.stride > kPieceFloats ||
+          !unpack(in, rows, keys * part.stride)) {
+        return false;
+      }
+      part.rows = std::make_unique_for_overwrite<float[]>(rows.size());
+      std::copy(rows.begin(), rows.end(), part.rows.get());
+      contribution.bytes += keys * (8 + uint64_t{4} * part.stride);
+      contribution.parts.push_back(std::move(part));
+    }
+    bytes_ += contribution.bytes;
+    budget_->used += contribution.bytes;
+  }
+  return true;
 }
 
 }  // namespace shoal

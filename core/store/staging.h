@@ -53,7 +53,12 @@ class Staging {
   // The commit is done: nothing of its workers up to its steps stays.
   void finish(const Commit& commit);
 
+  // All that is staged, for another shard to go on with.
+  void encode(std::vector<std::byte>& out) const;
+  bool decode(std::span<const std::byte>& in);  // false: not what was staged in a shard
+
  private:
+  void clear();
   struct Part {
     uint32_t table = 0;
     float lr = 0.0f;

@@ -122,6 +122,7 @@ bool TableRows::resolve(std::span<const int64_t> keys) {
       if (slot == Index::kAbsent && !birth(key, hashes[i], slot)) return false;
     }
   }
+  if (image_ != nullptr) keep(keys.size());
   return true;
 }
 
@@ -188,6 +189,55 @@ ScanPage TableRows::scan(uint64_t cursor, size_t rows_max) const {
     std::memcpy(page.values.data() + i * dim_, row(found[i].second), size_t{4} * dim_);
   }
   return page;
+}
+
+void TableRows::begin_image() { image_ = std::make_unique<Image>(Image{.kept = std::vector<bool>(size())}); }
+
+void TableRows::keep(size_t count) noexcept {
+  const size_t floats = row_floats();
+  try {
+    for (size_t i = 0; i < count && !image_->broken; ++i) {
+      const uint32_t slot = slots_[i];
+      if (slot >= image_->kept.size() || image_->kept[slot]) continue;
+      image_->rows.insert(image_->rows.end(), row(slot), row(slot) + floats);
+      image_->metas.push_back(meta(slot));
+      image_->aside.emplace(slot, image_->metas.size() - 1);
+      image_->kept[slot] = true;
+    }
+  } catch (const std::bad_alloc&) {  // training goes on; the image is what can be made again
+    *image_ = Image{.kept = {}, .broken = true};
+  }
+}
+
+bool TableRows::read_image(size_t rows_max, ImagePage& page) {
+  const size_t floats = row_floats();
+  std::vector<std::pair<int64_t, uint32_t>> found;
+  const std::optional<uint64_t> next = index_.scan(image_->cursor, rows_max, found);
+  for (const auto& [key, slot] : found) {
+    if (slot >= image_->kept.size()) continue;  // born later
+    const auto copy = image_->aside.find(slot);
+    const bool written = copy != image_->aside.end();
+    const float* from = written ? image_->rows.data() + copy->second * floats : row(slot);
+    page.keys.push_back(key);
+    page.metas.push_back(written ? image_->metas[copy->second] : meta(slot));
+    page.rows.insert(page.rows.end(), from, from + floats);
+    image_->kept[slot] = true;
+  }
+  image_->cursor = next.value_or(0);
+  return next.has_value();
+}
+
+bool TableRows::restore(const ImagePage& page) {
+  const size_t floats = row_floats();
+  if (page.metas.size() != page.keys.size() || page.rows.size() != page.keys.size() * floats ||
+      !resolve(page.keys)) {
+    return false;
+  }
+  for (size_t i = 0; i < page.keys.size(); ++i) {
+    std::memcpy(row(slots_[i]), page.rows.data() + i * floats, 4 * floats);
+    meta(slots_[i]) = page.metas[i];
+  }
+  return true;
 }
 
 }  // namespace shoal

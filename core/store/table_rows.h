@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "base/grow_array.h"
+#include "store/image.h"
 #include "store/index.h"
 #include "store/table_spec.h"
 #include "wire/codec.h"
@@ -60,11 +62,25 @@ class TableRows {
 
   ScanPage scan(uint64_t cursor, size_t rows_max) const;
 
+  // The table as it is now, to be read until there is nothing more; another takes its place.
+  void begin_image();
+  void end_image() { image_.reset(); }
+  // Appends about `rows_max` rows. False: that was all.
+  bool read_image(size_t rows_max, ImagePage& page);
+  // Memory for a copy ran out: the image is not whole, and must not be used.
+  bool image_broken() const { return image_ != nullptr && image_->broken; }
+  // Makes the page's rows what they were. False: out of memory, or the page is of another layout.
+  bool restore(const ImagePage& page);
+
  private:
-  struct Meta {
-    uint64_t version;
-    uint32_t frequency;
-    uint32_t last_step;
+  using Meta = RowMeta;
+  struct Image {
+    uint64_t cursor = 0;                           // of the index
+    std::vector<bool> kept;                        // by slot: was read, or is copied aside
+    std::unordered_map<uint32_t, size_t> aside{};  // where in the two below
+    std::vector<float> rows{};
+    std::vector<Meta> metas{};
+    bool broken = false;
   };
 
   float* row(uint32_t slot) { return reinterpret_cast<float*>(rows_.data() + size_t{slot} * stride_); }
@@ -77,6 +93,8 @@ class TableRows {
   bool resolve(std::span<const int64_t> keys);
   bool birth(int64_t key, uint64_t hash, uint32_t& slot);
   void touch(uint32_t slot, uint64_t version, uint64_t step);
+  size_t row_floats() const { return dim_ + state_floats(spec_->optimizer, dim_); }
+  void keep(size_t count) noexcept;  // what the first of slots_ are now, for the image
 
   std::shared_ptr<const TableSpec> spec_;
   const uint32_t dim_;
@@ -86,6 +104,7 @@ class TableRows {
   GrowArray meta_;
   std::vector<uint32_t> slots_;  // scratch of push and assign, kept warm
   std::vector<float> decoded_;   // scratch for encoded gradients
+  std::unique_ptr<Image> image_;
 };
 
 }  // namespace shoal
