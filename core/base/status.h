@@ -22,6 +22,7 @@ enum class Code : uint16_t {
   timeout = 7,        // the deadline passed
   closed = 8,         // this client or server was closed
   internal = 9,       // our mistake; report it
+  moved = 10,         // the shard is elsewhere, or at another term: learn the placement and send again
 };
 
 class [[nodiscard]] Status {

@@ -187,7 +187,7 @@ Result<PullPart> Session::check_pull(const FrameView& frame, const Part& part) c
   }
   const auto keys = array(frame, part.keys_segment, part.keys_at, size_t{8} * part.count);
   if (!keys.ok()) return keys.status();
-  if (Status status = server_.store.shard(part.shard).check_term(part.term); !status.ok()) return status;
+  if (Status status = server_.store.shard(part.shard).check_pull(part.term); !status.ok()) return status;
   return PullPart{.table = part.table,
                   .term = part.term,
                   .keys = {reinterpret_cast<const int64_t*>(keys->data()), part.count}};

@@ -6,6 +6,8 @@
 #include <cassert>
 #include <cmath>
 
+#include "base/mutants.h"
+
 namespace shoal {
 namespace {
 
@@ -48,16 +50,49 @@ Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
   return {};
 }
 
-Status Shard::check_term(uint32_t term) const {
-  if (term == term_) return {};
-  return {Code::unavailable, "shard " + std::to_string(number_) + " is at term " + std::to_string(term_) +
-                                 ", the request names term " + std::to_string(term)};
+uint64_t Shard::place(const ChainPlace& place) {
+  const std::lock_guard lock(mutex_);
+  if (place.term >= place_.term) place_ = place;
+  return entries_;
+}
+
+// Whether the log goes on with this entry, a client's (0) or the one of the server before.
+Ack Shard::begin(uint32_t term, uint64_t entry) {
+  Ack ack{.status = {}, .term = place_.term, .version = version_, .entry = entries_, .next = place_.next};
+  const bool known = entry == 0 ? place_.head && term == place_.term : term >= place_.term;
+  if (!known && !SHOAL_MUTANT(accept_old_term)) {
+    ack.status = {Code::moved, "shard " + std::to_string(number_) + " is at term " +
+                                   std::to_string(place_.term) + (place_.head ? "" : ", headed by another") +
+                                   "; the request names term " + std::to_string(term)};
+  } else if (entry != 0) {
+    place_.term = std::max(place_.term, term);
+    ack.duplicate = entry <= entries_;
+    if (entry > entries_ + 1)
+      ack.status = {Code::unavailable, "entry " + std::to_string(entry) + " came before its turn"};
+  }
+  return ack;
+}
+
+Status Shard::readable(uint32_t term) const {
+  if (place_.reads && term == place_.term) return {};
+  return {Code::moved, "shard " + std::to_string(number_) + " is at term " + std::to_string(place_.term) +
+                           (place_.reads ? "" : ", and is read elsewhere") + "; the request names term " +
+                           std::to_string(term)};
+}
+
+Status Shard::check_pull(uint32_t term) {
+  const std::shared_lock lock(mutex_);
+  return readable(term);
+}
+
+Ack Shard::logged(Ack ack) {
+  ack.entry = ++entries_;
+  return ack;
 }
 
 Status Shard::check(const PushPart& part) {
   const Entry* entry = find(part.table);
   if (entry == nullptr) return unknown(part.table);
-  if (Status status = check_term(part.term); !status.ok()) return status;
   const TableSpec& spec = spec_of(entry->rows);
   const std::optional<size_t> bytes = spec.rows_bytes(part.keys, part.codec);
   // The wire counts a tensor's bytes in fours.
@@ -141,9 +176,11 @@ Status Shard::out_of_memory() const {
   return {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
 }
 
-Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step) {
+Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step,
+                uint64_t entry) {
   const std::lock_guard lock(mutex_);
-  Ack ack{.status = {}, .term = term_, .version = version_};
+  Ack ack = begin(parts.empty() ? 0 : parts[0].term, entry);
+  if (!ack.status.ok() || ack.duplicate) return ack;
   if (identity != nullptr && !is_fresh(*identity, ack)) return ack;
   for (const PushPart& part : parts)
     if (ack.status = check(part); !ack.status.ok()) return ack;
@@ -162,17 +199,18 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   ack.version = ++version_;
   if (identity != nullptr) dedupe_.record(*identity, version_);
   for (const PushPart& part : parts) {
-    Entry& entry = *find(part.table);
-    ++entry.pushes;
-    if (auto* table = std::get_if<TableRows>(&entry.rows)) table->trim();
+    Entry& pushed = *find(part.table);
+    ++pushed.pushes;
+    if (auto* table = std::get_if<TableRows>(&pushed.rows)) table->trim();
   }
-  return ack;
+  return logged(std::move(ack));
 }
 
 Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank,
-                 uint64_t step) {
+                 uint64_t step, uint64_t entry) {
   const std::lock_guard lock(mutex_);
-  Ack ack{.status = {}, .term = term_, .version = version_};
+  Ack ack = begin(parts.empty() ? 0 : parts[0].term, entry);
+  if (!ack.status.ok() || ack.duplicate) return ack;
   if (identity != nullptr && !is_fresh(*identity, ack)) return ack;
   for (const PushPart& part : parts) {
     const bool plain = part.mode == PushMode::update && part.dc_lambda == 0.0f;
@@ -182,8 +220,9 @@ Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, 
   if (identity != nullptr) dedupe_.make_room(*identity);
   const auto spec = [&](uint32_t table) -> const TableSpec& { return spec_of(find(table)->rows); };
   ack.status = staging_.add(identity, rank, step, parts, spec);
-  if (ack.status.ok() && identity != nullptr) dedupe_.record(*identity, version_);
-  return ack;
+  if (!ack.status.ok()) return ack;
+  if (identity != nullptr) dedupe_.record(*identity, version_);
+  return logged(std::move(ack));
 }
 
 bool Shard::apply(const Staging::Sum& sum, uint64_t step) {
@@ -202,10 +241,11 @@ bool Shard::apply(const Staging::Sum& sum, uint64_t step) {
   return true;
 }
 
-Ack Shard::commit(const Commit& commit) {
+Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
   const std::lock_guard lock(mutex_);
-  Ack ack{.status = {}, .term = term_, .version = version_, .duplicate = commit.seq <= committed_};
-  if (ack.duplicate) return ack;
+  Ack ack = begin(entry == 0 ? place_.term : term, entry);
+  ack.duplicate = ack.duplicate || commit.seq <= committed_;
+  if (!ack.status.ok() || ack.duplicate) return ack;
   if (commit.seq != committed_ + 1) {
     ack.status = {Code::refused, "commit " + std::to_string(commit.seq) + " came to shard " +
                                      std::to_string(number_) + ", which is at " + std::to_string(committed_)};
@@ -229,7 +269,7 @@ Ack Shard::commit(const Commit& commit) {
   }
   staging_.finish(commit);
   committed_ = commit.seq;
-  return ack;
+  return logged(std::move(ack));
 }
 
 double Shard::norm(const Commit& commit) {
@@ -250,13 +290,13 @@ double Shard::norm(const Commit& commit) {
 
 Ack Shard::pull(const PullPart& part, const PullTarget& target) {
   const std::shared_lock lock(mutex_);
-  Ack ack{.status = {}, .term = term_, .version = version_};
+  Ack ack{.status = {}, .term = place_.term, .version = version_};
   Entry* entry = find(part.table);
   if (entry == nullptr) {
     ack.status = unknown(part.table);
     return ack;
   }
-  if (ack.status = check_term(part.term); !ack.status.ok()) return ack;
+  if (ack.status = readable(part.term); !ack.status.ok()) return ack;
   std::atomic_ref(entry->pulls).fetch_add(1, std::memory_order_relaxed);
   if (auto* table = std::get_if<TableRows>(&entry->rows)) {
     if (!table->pull(part.keys, target))
@@ -321,8 +361,9 @@ std::vector<std::byte> Shard::begin_image() {
     imaged_.push_back(id);
   }
   std::vector<std::byte> head;
-  const uint64_t numbers[] = {version_, committed_, staleness_.count, staleness_.sum, staleness_.max};
-  pack(head, numbers, 5);
+  const uint64_t numbers[] = {entries_,         version_,       committed_,
+                              staleness_.count, staleness_.sum, staleness_.max};
+  pack(head, numbers, 6);
   dedupe_.encode(head);
   staging_.encode(head);
   return head;
@@ -353,12 +394,13 @@ void Shard::end_image() {
 
 Status Shard::restore(std::span<const std::byte> head) {
   const std::lock_guard lock(mutex_);
-  std::array<uint64_t, 5> numbers{};
+  std::array<uint64_t, 6> numbers{};
   if (!unpack(head, numbers) || !dedupe_.decode(head) || !staging_.decode(head) || !head.empty())
     return {Code::refused, "this is not the head of a shard's image"};
-  version_ = numbers[0];
-  committed_ = numbers[1];
-  staleness_ = {numbers[2], numbers[3], numbers[4]};
+  entries_ = numbers[0];
+  version_ = numbers[1];
+  committed_ = numbers[2];
+  staleness_ = {numbers[3], numbers[4], numbers[5]};
   return {};
 }
 

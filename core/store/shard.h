@@ -34,11 +34,25 @@ struct PullPart {
   std::span<const int64_t> keys = {};
 };
 
+inline constexpr uint32_t kNobody = UINT32_MAX;
+
+// A server's place in the chain of a shard, as the placement of that term says. The head orders what clients
+// push, and each server sends what it has applied on to the next.
+struct ChainPlace {
+  uint32_t term = 1;
+  bool head = true;   // takes pushes of clients
+  bool reads = true;  // answers their pulls
+  uint32_t next = kNobody;
+};
+
 struct Ack {
   Status status;
   uint32_t term = 0;
   uint64_t version = 0;
   bool duplicate = false;
+  // It holds once the chain from `next` on has the log up to this entry.
+  uint64_t entry = 0;
+  uint32_t next = kNobody;
 };
 
 // How many updates lay between a push and the pull before it, where that was told.
@@ -67,16 +81,22 @@ class Shard {
   // Makes a table known, or brings its hyper-parameters up to date.
   Status declare(const std::shared_ptr<const TableSpec>& spec);
 
-  // Refuses a request that was made for another term's placement.
-  Status check_term(uint32_t term) const;
+  // Refuses a pull that was made for another placement.
+  Status check_pull(uint32_t term);
+  // A new placement; an older one than is known changes nothing. Gives the number of the last entry.
+  uint64_t place(const ChainPlace& place);
+
+  // Pushes, staged ones and commits are the entries of the shard's log. The head numbers them; a replica is
+  // given `entry`, says that one is a duplicate which it has, and `unavailable` to one that comes too early.
 
   // Applies all parts as one update. `identity` null: no retries are possible (the embedded store).
-  Ack push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step);
+  Ack push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step, uint64_t entry = 0);
 
   // Keeps all parts for the commit that will name (rank, step); the dedupe record is written with them.
-  Ack stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank, uint64_t step);
+  Ack stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank, uint64_t step,
+            uint64_t entry = 0);
   // Sums what the commit names, in its order, and steps each key once; the next one in turn, or a duplicate.
-  Ack commit(const Commit& commit);
+  Ack commit(const Commit& commit, uint32_t term = 0, uint64_t entry = 0);
   // The squared norm of this shard's part of the commit's sum; NaN for a commit done before the last one.
   double norm(const Commit& commit);
 
@@ -107,6 +127,9 @@ class Shard {
     uint64_t pulls = 0;
   };
 
+  Ack begin(uint32_t term, uint64_t entry);
+  Status readable(uint32_t term) const;
+  Ack logged(Ack ack);
   bool is_fresh(const PushIdentity& identity, Ack& ack) const;
   Status check(const PushPart& part);
   bool prepare(const PushPart& part, bool only_part);
@@ -117,10 +140,11 @@ class Shard {
   Status out_of_memory() const;
 
   const uint32_t number_;
-  std::atomic<uint32_t> term_{1};
 
   FairSharedMutex mutex_;
   // Guarded by mutex_:
+  ChainPlace place_;
+  uint64_t entries_ = 0;  // of the log
   uint64_t version_ = 0;
   Dedupe dedupe_;
   Staging staging_;

@@ -200,7 +200,7 @@ TEST(a_push_that_names_what_is_not_there_changes_nothing) {
   CHECK(push_changed(talk, [](Part& part) { part.values_at = 5; }) == Code::refused);
   CHECK(push_changed(talk, [](Part& part) { part.values_at = UINT32_MAX; }) == Code::refused);
   CHECK(push_changed(talk, [](Part& part) { part.table = 9; }) == Code::unknown_table);
-  CHECK(push_changed(talk, [](Part& part) { part.term = 2; }) == Code::unavailable);
+  CHECK(push_changed(talk, [](Part& part) { part.term = 2; }) == Code::moved);
   CHECK(push_changed(talk, [](Part& part) { part.lr = -1.0f; }) == Code::refused);
   CHECK(push_changed(talk, [](Part& part) { part.lr = INFINITY; }) == Code::refused);
   CHECK(push_changed(talk, [](Part& part) { part.keys_segment = 3; }) == Code::refused);
@@ -438,8 +438,8 @@ TEST(a_request_with_another_term_is_refused) {
       part.term = term;
       part.values_at = 2;
       const Reply reply = talk.ask(kind, {&part, 1}, keys_and_rows(1, 4), term + 1, 1);
-      CHECK(reply.code() == Code::unavailable);
-      CHECK(reply.text().find("is at term 1, the request names term") != std::string::npos);
+      CHECK(reply.code() == Code::moved);
+      CHECK(reply.text().find("is at term 1; the request names term") != std::string::npos);
     }
     Part shared = part_of(1, 1);
     shared.term = term;
@@ -447,7 +447,7 @@ TEST(a_request_with_another_term_is_refused) {
     shared.positions_at = 16;
     shared.positions_end = 1;
     shared.values_at = 64;
-    CHECK(talk.ask(Kind::pull, {&shared, 1}).code() == Code::unavailable);
+    CHECK(talk.ask(Kind::pull, {&shared, 1}).code() == Code::moved);
   }
   CHECK_EQ(rows_of(talk, 1), 0);
 }
