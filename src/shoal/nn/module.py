@@ -144,7 +144,7 @@ class TableModule(torch.nn.Module):
         if not parts:
             return None
         if len(parts) == 1:
-            return parts[0].keys, np.ascontiguousarray(parts[0].grads.numpy())
+            return parts[0].keys, parts[0].grads.numpy()
         return (
             np.concatenate([part.keys for part in parts]),
             np.concatenate([part.grads.numpy() for part in parts]),

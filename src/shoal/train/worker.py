@@ -201,6 +201,11 @@ class Worker:
         """The batches since the last step were only read."""
         self._share = Share()
 
+    @property
+    def has_own_store(self) -> bool:
+        """Whether it is the only worker of a store in its own process."""
+        return self.world_size == 1 and self.client.address == "memory://"
+
     def trains(self) -> bool:
         """Whether a prepared model is in training mode."""
         return any(model.training for model in self.models)
