@@ -20,7 +20,7 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Clicks(torch.utils.data.Dataset[Batch]):
-    """Synthetic clicks in memory, in whole batches: ids are skewed, 72 % of a batch's are distinct."""
+    """Synthetic clicks in memory, in whole batches: ids are skewed, 80 % of a batch's are distinct."""
 
     def __init__(self, batches: int, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,9 +105,8 @@ class ChildTrainer:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
         makers = [lambda i=i: Child(f"{self.name} {i}", int, port) for i in range(len(self.arguments))]
-        with ExitStack() as stack:
-            running = stack.enter_context(children(makers))
-            each = [(first, steps, *rest) for first, *rest in self.arguments]
+        each = [(first, steps, *rest) for first, *rest in self.arguments]
+        with children(makers) as running:
             return samples_per_s(call_together(running, self.function, each))
 
 

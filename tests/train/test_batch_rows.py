@@ -88,6 +88,21 @@ def test_others_pushes_come_a_step_later_and_one_s_own_at_once(prefetch: int) ->
     assert read == [(step, max(0, step - prefetch)) for step in range(6)]
 
 
+def test_a_step_between_drawing_a_batch_and_its_forward_is_seen() -> None:
+    def script(worker: Worker) -> list[float]:
+        model, optimizer, batches = counting(worker, [torch.tensor([0, 1]) for _ in range(4)], 0)
+        read = []
+        for ids in batches:
+            optimizer.step()  # of the batch before
+            optimizer.zero_grad()
+            counts = model(ids)
+            (-counts[0]).sum().backward()
+            read.append(float(counts[0].detach()))
+        return read
+
+    assert run_workers(1, script, "bsp")[0] == [0.0, 1.0, 2.0, 3.0]
+
+
 @pytest.mark.parametrize(("slack", "prefetch"), [(0, 0), (0, 1), (2, 1)])
 def test_rows_are_at_most_the_bound_and_the_prefetch_behind(slack: int, prefetch: int) -> None:
     """ssp:s reads hold all steps up to c-s-1 of others, prefetched ones up to c-s-2, and all of one's own."""

@@ -163,6 +163,10 @@ class TableModule(torch.nn.Module):
         """
         self._offer = Offer(keys, rows, self.dim, self._where)
 
+    def withdraw(self) -> None:
+        """Take back what was offered and not used: the next forward pulls."""
+        self._offer = None
+
     @abstractmethod
     def _ask(self, *inputs: Any) -> Asked:
         """What a forward on these inputs needs."""

@@ -76,6 +76,7 @@ class BatchRows:
             for name, module in table_modules(model):
                 for key in {name, module.table_name, module}:
                     self._modules.setdefault(key, []).append(module)
+        self._offered: list[TableModule] = []
         self._touched = _Touched()
         self._coming: Any = None
         self._ahead: _Pulling | None = None
@@ -85,7 +86,10 @@ class BatchRows:
         self._coming = batch
 
     def pushed(self, pushes: Iterable[PushItem]) -> None:
-        """This worker has changed rows; what was pulled before is out of date in them."""
+        """This worker changes rows; what was pulled before is out of date in them."""
+        for module in self._offered:
+            module.withdraw()  # a step between drawing a batch and its forward
+        self._offered = []
         if self._ahead is not None:
             for table, keys, _, _ in pushes:
                 self._touched.add(table._id, as_keys(keys, table._where))
@@ -98,6 +102,7 @@ class BatchRows:
             ahead = self._begin(batch)
         rows = ahead.pulls.wait()
         self._renew(ahead, rows)
+        self._offered = [module for modules, _, _ in ahead.entries for module in modules]
         for (modules, _, keys), found in zip(ahead.entries, rows, strict=True):
             for module in modules:
                 # A forward may hand them out and have them written to: each module gets its own.
