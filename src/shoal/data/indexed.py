@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
 
-from shoal.data.handed import NO_UNIT, Count, Handed
+from shoal.data.handed import NO_UNIT, Count, Handed, Seen, one_ahead
 from shoal.data.ledger import Ledger
 from shoal.data.order import Order
 from shoal.data.plan import Done, Plan
@@ -28,6 +28,7 @@ class IndexedSource:
     def __init__(self, loader: DataLoader[Any], plan: Plan, *, rank: int, seed: int, count: Count) -> None:
         _refuse_divided(loader)
         self._rank, self._count = rank, count
+        self.seen: Seen | None = None
         # Without batches of indexes there is nothing to cut: what a sampler gives is one item, and a unit.
         self._single = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
         self._plan = Plan(plan.workers, "each") if self._single else plan
@@ -86,7 +87,9 @@ class IndexedSource:
     def _fetch(self, batches: _Batches, units: Iterable[int]) -> Iterator[Handed]:
         queue: deque[Handed] = deque()
         self._feed.parts = self._parts(batches, units, queue.append)
-        fetched = iter(self._fetching)
+        fetched: Iterator[Any] = iter(self._fetching)
+        if self.seen is not None:
+            fetched = one_ahead(fetched, self.seen)
         ended = object()
         while True:
             batch = next(fetched, ended)

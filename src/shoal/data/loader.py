@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from shoal.data.handed import NO_UNIT, Count, Handed, Source
+from shoal.data.handed import NO_UNIT, Count, Handed, Seen, Source
 from shoal.data.in_turn import InTurnSource
 from shoal.data.indexed import IndexedSource
 from shoal.data.ledger import Ledger, StaticLedger
@@ -34,7 +34,8 @@ class ShardedLoader:
     `on_unit(epoch, unit, samples)` is called when a batch is handed to the loop, and with 0 samples for an
     empty part, for which the loop sees no batch; `global_samples` then holds the samples of the unit's global
     batch. With the unit `NO_UNIT` and 0 samples others have a batch in this step and this worker has none.
-    `on_pass(epoch)` is called when the worker has come to the end of a pass.
+    `on_pass(epoch)` is called when the worker has come to the end of a pass. `on_batch(batch)` is called just
+    before the loop gets a batch; `ahead(batch)`, if given, before it gets the one before that.
 
     `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
     samples a batch of an iterable holds.
@@ -57,14 +58,17 @@ class ShardedLoader:
         batch: BatchMode = "split",
         on_unit: OnUnit | None = None,
         on_pass: OnPass | None = None,
+        on_batch: Seen | None = None,
+        ahead: Seen | None = None,
         seed: int = 0,
         count: Count = samples_in,
     ) -> None:
         plan = Plan(n, batch)
         self._ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
         self._loader, self._plan = loader, plan
-        self._on_unit, self._on_pass = on_unit, on_pass
+        self._on_unit, self._on_pass, self._on_batch = on_unit, on_pass, on_batch
         self._source = _source(loader, plan, rank=rank, seed=seed, count=count)
+        self._source.seen = ahead
         self._epoch = 0
         self._begun = False  # whether pass `_epoch` was begun, and so the next `for` runs another
         self._start_epoch = 0
@@ -132,6 +136,8 @@ class ShardedLoader:
             if before is not None:
                 self._ledger.spent(now - before)
             before = now
+            if self._on_batch is not None:
+                self._on_batch(one.batch)
             yield one.batch
         if self._on_pass is not None:
             self._on_pass(epoch)

@@ -10,6 +10,7 @@ import torch
 from shoal.errors import BadInput
 from shoal.store.many import PushItem
 from shoal.store.tensor import Tensor
+from shoal.sync import Round
 from shoal.train.parameters import Dense, Stepped, flat
 from shoal.train.strategy import Strategy
 from shoal.train.twins import check_twin, twin_of
@@ -43,7 +44,10 @@ class AtServers(Strategy):
             pushes = self._dense_pushes(one, factor) + self.row_pushes(one.tables, factor)
         if policy.compensation:
             pushes = self._push_compensated(pushes)
-        self.push(pushes, step=worker.step, staged=policy.staged, by_staleness=policy.by_staleness)
+        # A round of one is its push, and where the store dies with the worker it need not wait for its end.
+        at_once = worker.has_own_store and isinstance(policy.proceed, Round) and share.samples > 0
+        staged = policy.staged and not at_once
+        self.push(pushes, step=worker.step, staged=staged, by_staleness=policy.by_staleness)
         worker.advance(weight=share.samples if unscale is not None else 0.0, lr=_round_lr(one))
         self.pull_dense()
         _hide_gradients(one)

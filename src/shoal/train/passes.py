@@ -14,6 +14,7 @@ from shoal.data.ledger import LeasedLedger, Ledger, StaticLedger
 from shoal.data.loader import NO_UNIT, ShardedLoader
 
 if TYPE_CHECKING:
+    from shoal.train.batch_rows import BatchRows
     from shoal.train.worker import Worker
 
 __all__ = ["Passes"]
@@ -23,9 +24,11 @@ _PASSES_A_LOADER = 1 << 32
 
 
 class Passes:
-    """The passes of one loader on one worker."""
+    """The passes of one loader on one worker. `rows` are pulled as the loop gets batches, or one ahead."""
 
-    def __init__(self, worker: Worker, loader: Any, number: int) -> None:
+    def __init__(
+        self, worker: Worker, loader: Any, number: int, rows: BatchRows | None = None, prefetch: int = 0
+    ) -> None:
         self._worker = worker
         self._first = number * _PASSES_A_LOADER
         self._steps = 0  # made by the worker before this pass
@@ -45,6 +48,8 @@ class Passes:
             batch="each" if worker.batch == "each" else "split",
             on_unit=self._on_unit,
             on_pass=self._on_pass,
+            on_batch=None if rows is None else rows.hand,
+            ahead=rows.see if rows is not None and prefetch else None,
             seed=worker.seed,
         )
 

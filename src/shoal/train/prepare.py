@@ -16,6 +16,7 @@ from shoal.errors import BadInput, Mismatch
 from shoal.nn.module import TableModule, table_modules
 from shoal.sync import Gradient, GradientSum, Policy
 from shoal.train.at_servers import AtServers
+from shoal.train.batch_rows import BatchKeys, BatchRows, check_prefetch
 from shoal.train.blocks import Blocks, Downpour, Elastic
 from shoal.train.on_workers import AllReduce, Gossip, Hogwild
 from shoal.train.parameters import Stepped, TableUse, survey
@@ -55,17 +56,35 @@ def prepare(
     objects: Sequence[Any],
     *,
     split: bool = True,
+    keys: BatchKeys | None = None,
+    prefetch: int = 0,
 ) -> list[Any]:
     """The same objects in the same order, ready to train in the job."""
+    check_prefetch(prefetch, keys, worker.policy)
     models = [thing for thing in objects if isinstance(thing, torch.nn.Module)]
     optimizers = [thing for thing in objects if isinstance(thing, torch.optim.Optimizer)]
     fresh = [model for model in models if not getattr(model, "_shoal_prepared", False)]
     if fresh or optimizers:
         _prepare_training(worker, fresh, optimizers)
-    return [_prepared(worker, thing, split) for thing in objects]
+    rows = None if keys is None else _batch_rows(worker, objects, keys, split)
+    return [_prepared(worker, thing, split, rows, prefetch) for thing in objects]
 
 
-def _prepared(worker: Worker, thing: Any, split: bool) -> Any:
+def _batch_rows(worker: Worker, objects: Sequence[Any], keys: BatchKeys, split: bool) -> BatchRows:
+    if not split or all(isinstance(thing, _AS_THEY_ARE) for thing in objects):
+        raise BadInput(
+            "prepare: keys= without a loader to divide; give the loader in the same call, without split=False"
+        )
+    if worker.strategy is None:
+        raise BadInput(
+            "prepare: keys= before any model was prepared; give model and optimizer in the same call"
+        )
+    rows = BatchRows(worker.client, worker.models, keys)
+    worker.strategy.batch_rows.append(rows)
+    return rows
+
+
+def _prepared(worker: Worker, thing: Any, split: bool, rows: BatchRows | None, prefetch: int) -> Any:
     if isinstance(thing, _AS_THEY_ARE):
         return thing
     if not isinstance(thing, Iterable):
@@ -77,7 +96,7 @@ def _prepared(worker: Worker, thing: Any, split: bool) -> Any:
     if not split:
         return thing
     worker.loaders += 1
-    return Passes(worker, thing, worker.loaders - 1).loader
+    return Passes(worker, thing, worker.loaders - 1, rows, prefetch).loader
 
 
 def _prepare_training(

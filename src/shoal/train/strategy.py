@@ -20,6 +20,7 @@ from shoal.train.parameters import Dense, FlatFloats, Stepped, TableUse, flat
 
 if TYPE_CHECKING:
     from shoal.sync.policy import Policy
+    from shoal.train.batch_rows import BatchRows
     from shoal.train.worker import Worker
 
 __all__ = ["Strategy"]
@@ -33,6 +34,7 @@ class Strategy(ABC):
         self.policy = policy
         self.stepped: list[Stepped] = []
         self.tensors: dict[int, Tensor] = {}  # by id of the parameter
+        self.batch_rows: list[BatchRows] = []  # told of what is pushed
 
     # What a strategy is made of.
 
@@ -87,6 +89,8 @@ class Strategy(ABC):
                 continue
             keys, grads = found
             pushes.append((use.module.table, keys, grads if factor == 1.0 else grads * factor, use.lr))
+        for rows in self.batch_rows:
+            rows.pushed(pushes)
         return pushes
 
     def push(

@@ -23,6 +23,7 @@ from shoal.train.progress import ProgressReport
 
 if TYPE_CHECKING:
     from shoal.collective.group import Group
+    from shoal.train.batch_rows import BatchKeys
     from shoal.train.strategy import Strategy
 
 __all__ = ["Share", "Worker"]
@@ -87,15 +88,18 @@ class Worker:
 
     # What scripts call.
 
-    def prepare(self, *objects: Any, split: bool = True) -> Any:
+    def prepare(
+        self, *objects: Any, split: bool = True, keys: BatchKeys | None = None, prefetch: int = 0
+    ) -> Any:
         """Connect models, optimizers, loaders and schedulers with the job; returns them in the same order.
 
         Model and optimizer stay the same objects; loaders are wrapped, unless `split` is False: then this
-        worker reads all of them. Twice is harmless.
+        worker reads all of them. Twice is harmless. `keys(batch)` gives the ids that a batch needs, by table:
+        they are pulled by one request per server; with `prefetch=1` while the batch before computes.
         """
         from shoal.train.prepare import prepare
 
-        prepared = prepare(self, objects, split=split)
+        prepared = prepare(self, objects, split=split, keys=keys, prefetch=prefetch)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -196,6 +200,11 @@ class Worker:
     def forget_share(self) -> None:
         """The batches since the last step were only read."""
         self._share = Share()
+
+    @property
+    def has_own_store(self) -> bool:
+        """Whether it is the only worker of a store in its own process."""
+        return self.world_size == 1 and self.client.address == "memory://"
 
     def trains(self) -> bool:
         """Whether a prepared model is in training mode."""
