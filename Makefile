@@ -18,7 +18,7 @@ CPP := CMakeLists.txt $(shell find core bindings -name '*.cc' -o -name '*.h' 2>/
 PY := $(shell find src -name '*.py' -o -name '*.pyi' -o -name py.typed)
 # What the sanitizers watch from Python: everything that is not long by itself; they slow it several times.
 # Their reports go to the real standard error, which pytest must leave alone.
-SANITIZED ?= -m 'not slow and not soak' --timeout 600 --capture=sys tests/unit tests/process
+SANITIZED ?= -m 'not slow and not soak and not gloo' --timeout 600 --capture=sys tests/unit tests/process
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 FUZZ_ARGS ?= --seconds 600

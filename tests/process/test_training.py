@@ -24,9 +24,7 @@ WORDS = [
     "bmuf:4",
     "easgd:3",
     "diloco:4",
-    "allreduce",
-    "gossip",
-    "hogwild",
+    *(pytest.param(word, marks=pytest.mark.gloo) for word in ("allreduce", "gossip", "hogwild")),
 ]
 
 
