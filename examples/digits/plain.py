@@ -1,9 +1,9 @@
-# Handwritten digits with a small network: plain torch, one process. with_shoal.py is the same on many workers.
+# Handwritten digits with a small network: plain torch, one process. with_shoal.py: on many.
 
 import argparse
 
+import data
 import torch
-from data import load
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -15,8 +15,9 @@ parser.add_argument("--lr", type=float, default=0.1)
 parser.add_argument("--seed", type=int, default=0)
 options = parser.parse_args()
 
+torch.set_num_threads(1)  # batches are small: more threads are slower
 torch.manual_seed(options.seed)
-train, test = load(options.limit)
+train, test = data.load(options.limit)
 loader = DataLoader(train, batch_size=options.batch_size, shuffle=True)
 model = torch.nn.Sequential(torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)

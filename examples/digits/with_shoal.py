@@ -1,9 +1,9 @@
-# Handwritten digits with a small network: on as many workers as `shoal run` starts. plain.py is without Shoal.
+# Handwritten digits with a small network, on as many workers as `shoal run` starts. plain.py: without Shoal.
 
 import argparse
 
+import data
 import torch
-from data import load
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -18,8 +18,9 @@ parser.add_argument("--seed", type=int, default=0)
 options = parser.parse_args()
 
 worker = shoal.join()
+torch.set_num_threads(1)  # batches are small: more threads are slower
 torch.manual_seed(options.seed)
-train, test = load(options.limit)
+train, test = data.load(options.limit)
 loader = DataLoader(train, batch_size=options.batch_size, shuffle=True)
 model = torch.nn.Sequential(torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
