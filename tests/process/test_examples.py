@@ -1,4 +1,4 @@
-"""The examples in a small setting: each trains alone and by `shoal run`, and differs little from plain torch."""
+"""The examples in a small setting: each trains alone and by `shoal run`, and differs little from plain.py."""
 
 import difflib
 import importlib.util
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "movielens", "ctr")
 RUN = ["-m", "shoal.cli", "run", "--workers", "2", "--servers", "2"]
