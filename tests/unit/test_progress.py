@@ -108,6 +108,24 @@ def test_the_board_counts_over_workers(job: Path) -> None:
     )
 
 
+def test_the_board_shows_what_workers_report_by_name(job: Path) -> None:
+    write(job, 0, loss=1.0, metrics={"loss": 1.0, "auc": 0.7})
+    write(job, 1, loss=2.0, metrics={"loss": 2.0, "auc": 0.8})
+    board = Board(job, 3)
+    board.refresh()
+    assert board.figures() == {"auc": pytest.approx(0.75)}
+    assert "auc" in [column.header for column in board.table().columns]
+
+
+def test_a_figure_that_is_no_number_hides_nothing(job: Path) -> None:
+    report = ProgressReport(job, rank=0)
+    report.update(step=3, metrics={"auc": float("nan"), "rmse": 0.5})
+    report.close()
+    said = read_progress(progress_path(job, 0))
+    assert said is not None
+    assert (said.step, said.metrics) == (3, {"rmse": 0.5})
+
+
 def test_the_board_measures_recent_speed(job: Path) -> None:
     board = Board(job, 1)
     for second in range(30):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
 from shoal.train.progress import Progress, progress_path, read_progress
@@ -18,6 +19,8 @@ __all__ = ["Board", "WorkerView"]
 _WINDOW_S = 10.0
 # Of less than this nothing can be said.
 _SHORTEST_S = 0.5
+# So many columns of what workers report fit beside the rest.
+_FIGURES_MAX = 3
 
 
 @dataclass
@@ -132,6 +135,13 @@ class Board:
         ]
         return ", ".join(parts)
 
+    def figures(self) -> dict[str, float]:
+        """What else the workers reported by name, accuracy and the like: the mean over them."""
+        reports = [report.metrics for report in self._progress]
+        names = {name: None for metrics in reports for name in metrics if name != "loss"}
+        means = {name: _mean([metrics.get(name) for metrics in reports]) for name in names}
+        return {name: mean for name, mean in means.items() if mean is not None}
+
     def summary(self, seconds: float) -> str:
         """What a job that ended well did."""
         totals = self.counters()
@@ -144,7 +154,8 @@ class Board:
     def table(self) -> Table:
         """A row for each worker."""
         table = Table("worker", "state", "epoch", box=None, pad_edge=False, header_style="bold")
-        for name in ("step", "samples/s", "loss", "staleness"):
+        figures = list(self.figures())[:_FIGURES_MAX]
+        for name in ("step", "samples/s", "loss", *map(escape, figures), "staleness"):
             table.add_column(name, justify="right")
         table.add_column("waits for")
         for view in self.views:
@@ -157,6 +168,7 @@ class Board:
                 f"{said.step:,}",
                 f"{view.samples_per_s:,.0f}",
                 _number(said.loss),
+                *(_number(said.metrics.get(name)) for name in figures),
                 _number(said.staleness),
                 "" if view.ended or not said.waiting_for else _workers(said.waiting_for),
             )

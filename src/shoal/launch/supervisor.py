@@ -372,7 +372,9 @@ class _Job:
         seconds = time.monotonic() - self._begin
         ending = self._verdict.ending
         if ending is None:
-            self._screen.note(f"job {self._record.name} is done: {self._board.summary(seconds)}", "green")
+            done = [self._board.summary(seconds)]
+            done += [f"{name} {value:.4g}" for name, value in self._board.figures().items()]
+            self._screen.note(f"job {self._record.name} is done: {', '.join(done)}", "green")
         elif ending.rank is not None:
             said = self._last_words or ["it wrote nothing to stderr"]
             self._screen.plain([f"{ending.sentence}:", *said])

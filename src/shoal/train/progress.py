@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import threading
 import time
@@ -157,4 +158,6 @@ class ProgressReport:
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     if len(metrics) > METRICS_MAX:
         raise BadInput(f"{len(metrics)} metrics; at most {METRICS_MAX} are reported")
-    return {str(name): float(value) for name, value in metrics.items()}
+    numbers = {str(name): float(value) for name, value in metrics.items()}
+    # JSON has no others, and a file that cannot be read would hide all the rest.
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
