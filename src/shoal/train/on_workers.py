@@ -76,7 +76,7 @@ class AllReduce(_Local):
         norm = float(packed.double().norm())
         rows = self.policy.rows_policy
         whole = max_norm > 0 and rows.meets and bool(one.tables)  # rows are in the round's norm
-        self.push_rows(one, share, [self._part_of_norm(norm)] if whole else [])
+        self.push_rows(one, share, [self._part_of_norm(norm)] if whole and share.weight else [])
         weight = self.policy.commit_weight(share.weight)
         done = worker.advance(weight=weight, clip=max_norm if whole else 0.0)
         if max_norm > 0:
