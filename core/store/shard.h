@@ -40,13 +40,6 @@ struct Ack {
   bool duplicate = false;
 };
 
-// How many updates lay between a push and the pull before it, where that was told.
-struct Staleness {
-  uint64_t count = 0;
-  uint64_t sum = 0;
-  uint64_t max = 0;
-};
-
 struct TableFigures {
   uint64_t rows = 0;
   uint64_t value_bytes = 0;
@@ -69,8 +62,9 @@ class Shard {
   // Refuses a request that was made for another term's placement.
   Status check_term(uint32_t term) const;
 
-  // Applies all parts as one update. `identity` null: no retries are possible (the embedded store).
-  Ack push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step);
+  // Applies all parts as one update, or as more of the last one of the same client. `identity` null: no
+  // retries are possible (the embedded store).
+  Ack push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step, bool more = false);
 
   // Keeps all parts for the commit that will name (rank, step); the dedupe record is written with them.
   Ack stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank, uint64_t step);

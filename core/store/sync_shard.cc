@@ -327,7 +327,9 @@ void SyncShard::make_commit(size_t count) {
         commit.lr = one.lr;
         commit.clip = one.clip;
       }
-      one.entry.weight = static_cast<float>(double{one.entry.weight} / total);
+      // A round is the mean of its members; of others the worker says what part of an update each is.
+      if (config_.take == Take::round)
+        one.entry.weight = static_cast<float>(double{one.entry.weight} / total);
     } else {
       one.entry.weight = kDropped;
     }

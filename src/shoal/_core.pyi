@@ -118,7 +118,7 @@ class Client:
         codec: str = "fp32",
         step: int = 0,
         stage_rank: int = -1,  # >= 0: kept for the commit that names (stage_rank, step), not applied now
-        by_staleness: bool = False,  # lr / max(1, updates of the shard since this client's last pull)
+        by_staleness: bool = False,  # lr / updates of the shard since this client's last pull, with this
         timeout_s: float,
     ) -> Ticket: ...
     def assign(

@@ -192,7 +192,7 @@ TEST(contributions_are_counted_in_order_of_finishing) {
   CHECK_EQ(job.get(job.finish(1, 2)).closed, 0);
   const SyncReply& third = job.get(job.finish(0, 0, 2.0f));
   CHECK_EQ(third.step, 1);
-  CHECK_EQ(text(third.commits.at(0)), "0:0=0.5 1:0=0.25 1:1=-1 1:2=0.25");
+  CHECK_EQ(text(third.commits.at(0)), "0:0=2 1:0=1 1:1=-1 1:2=1");
   job.finish(0, 1);
   job.applied = 1;
   const uint64_t first = job.epoch_ask(SyncVerb::pass_end, 0, 0);

@@ -1,16 +1,20 @@
-"""Runs workers as threads of this process and gives what they returned."""
+"""Runs workers as threads of this process and gives what they returned, or all of them in one thread."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from shoal.store.connect import connect
 from shoal.train.join import local_workers
 from shoal.train.worker import Worker
 
 JOIN_S = 15.0
+torch.set_num_threads(1)  # workers are threads themselves
 
 
 def run_workers(
@@ -38,3 +42,13 @@ def run_workers(
     if errors:
         raise errors[0]
     return results
+
+
+@contextmanager
+def several(count: int, sync: str) -> Iterator[list[Worker]]:
+    """Workers that this thread steps in turn: for words under which nobody waits for anybody."""
+    with connect("memory://", timeout=JOIN_S) as client:
+        workers = [make() for make in local_workers(count, sync, client=client)]
+        yield workers
+        for worker in workers:
+            worker.close()

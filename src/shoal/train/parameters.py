@@ -54,7 +54,24 @@ class Stepped:
     optimizer: torch.optim.Optimizer
     dense: list[Dense] = field(default_factory=list)
     tables: list[TableUse] = field(default_factory=list)
-    hidden: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = field(default_factory=list)
+    reduction: str = "mean"  # what the loss is of its samples' losses: "mean" or "sum"
+    _hidden: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = field(default_factory=list)
+
+    def hide_gradients(self) -> None:
+        """Let the optimizer see nothing to step."""
+        if not self._hidden:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            parameters += [use.module.weight for use in self.tables if use.group is None]
+            self._hidden = [(parameter, parameter.grad) for parameter in parameters]
+            for parameter in parameters:
+                parameter.grad = None
+
+    def show_gradients(self) -> None:
+        """Put back what users may want to look at."""
+        for parameter, grad in self._hidden:
+            if parameter.grad is None:
+                parameter.grad = grad
+        self._hidden = []
 
 
 def flat(tensor: torch.Tensor) -> FlatFloats:

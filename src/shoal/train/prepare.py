@@ -58,14 +58,22 @@ def prepare(
     split: bool = True,
     keys: BatchKeys | None = None,
     prefetch: int = 0,
+    reduction: str = "mean",
 ) -> list[Any]:
     """The same objects in the same order, ready to train in the job."""
     check_prefetch(prefetch, keys, worker.policy)
+    if reduction not in ("mean", "sum"):
+        raise BadInput(
+            f"prepare: reduction is {reduction!r}; a loss is the 'mean' or the 'sum' over its samples"
+        )
     models = [thing for thing in objects if isinstance(thing, torch.nn.Module)]
     optimizers = [thing for thing in objects if isinstance(thing, torch.optim.Optimizer)]
     fresh = [model for model in models if not getattr(model, "_shoal_prepared", False)]
     if fresh or optimizers:
-        _prepare_training(worker, fresh, optimizers)
+        _prepare_training(worker, fresh, optimizers, reduction)
+    for thing in objects:
+        if isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+            worker.schedules.add(thing)
     rows = None if keys is None else _batch_rows(worker, objects, keys, split)
     return [_prepared(worker, thing, split, rows, prefetch) for thing in objects]
 
@@ -100,7 +108,10 @@ def _prepared(worker: Worker, thing: Any, split: bool, rows: BatchRows | None, p
 
 
 def _prepare_training(
-    worker: Worker, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
+    worker: Worker,
+    models: list[torch.nn.Module],
+    optimizers: list[torch.optim.Optimizer],
+    reduction: str,
 ) -> None:
     hooked = [optimizer for optimizer in optimizers if not getattr(optimizer, "_shoal_prepared", False)]
     stepped = survey(models, hooked)
@@ -109,7 +120,8 @@ def _prepare_training(
         worker.strategy = _strategy(worker.policy)(worker, worker.policy)
     worker.strategy.attach(stepped)
     for one in stepped:
-        _hook(worker.strategy, one)
+        one.reduction = reduction
+        _hook(worker, worker.strategy, one)
         one.optimizer._shoal_prepared = True  # type: ignore[attr-defined]
     for model in models:
         model._shoal_prepared = True  # type: ignore[assignment]
@@ -141,7 +153,7 @@ def _table_optimizer(module: TableModule, use: tuple[Stepped, TableUse] | None) 
     return twin_of(use[0].optimizer, use[1].group)
 
 
-def _hook(strategy: Strategy, one: Stepped) -> None:
+def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is not None:
@@ -150,10 +162,14 @@ def _hook(strategy: Strategy, one: Stepped) -> None:
                 f"gradient. Call "
                 f"the closure yourself, then step()"
             )
+        worker.schedules.stepped(optimizer)
         strategy.before(one)
 
     def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         strategy.after(one)
+        one.show_gradients()
 
+    # Lets GradScaler call step also where a gradient is not finite, and tell us instead of skipping it.
+    one.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     one.optimizer.register_step_pre_hook(before)
     one.optimizer.register_step_post_hook(after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,12 @@ import torch
 from shoal import optim
 from shoal.errors import BadInput
 from shoal.store.client import Client
-from shoal.store.rounds import Rounds
+from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
-from shoal.train.clip import LocalClip
+from shoal.train.clip import LocalClip, RoundClip
 from shoal.train.ledger_report import LedgerReport
 from shoal.train.progress import ProgressReport
+from shoal.train.schedules import Schedules
 
 if TYPE_CHECKING:
     from shoal.collective.group import Group
@@ -38,6 +39,7 @@ class Share:
 
     samples: float = 0.0
     global_samples: float = 0.0
+    weight: float = 0.0  # in a round: the samples, unless the script says otherwise
     units: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -83,23 +85,31 @@ class Worker:
         self._units: list[tuple[int, int]] = []
         self._weight: float | None = None
         self._barriers = 0
-        self._clip_norm = 0.0
-        self._norm_wanted: torch.Tensor | None = None
+        self._taken = Share()
+        self._takers: set[int] = set()  # ids of the optimizers that have stepped with it
+        self.round_clip = RoundClip()
+        self.schedules = Schedules()
 
     # What scripts call.
 
     def prepare(
-        self, *objects: Any, split: bool = True, keys: BatchKeys | None = None, prefetch: int = 0
+        self,
+        *objects: Any,
+        split: bool = True,
+        keys: BatchKeys | None = None,
+        prefetch: int = 0,
+        reduction: str = "mean",
     ) -> Any:
         """Connect models, optimizers, loaders and schedulers with the job; returns them in the same order.
 
         Model and optimizer stay the same objects; loaders are wrapped, unless `split` is False: then this
         worker reads all of them. Twice is harmless. `keys(batch)` gives the ids that a batch needs, by table:
         they are pulled by one request per server; with `prefetch=1` while the batch before computes.
+        `reduction` is what the loss is over its samples: "mean" or "sum".
         """
         from shoal.train.prepare import prepare
 
-        prepared = prepare(self, objects, split=split, keys=keys, prefetch=prefetch)
+        prepared = prepare(self, objects, split=split, keys=keys, prefetch=prefetch, reduction=reduction)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -158,18 +168,14 @@ class Worker:
     def clip_grad_norm_(self, model: torch.nn.Module, max_norm: float) -> torch.Tensor:
         """Clip the gradient of the next step, dense parameters and rows together.
 
-        In words with rounds it is the round's mean gradient that is clipped, by all workers alike; its norm
-        is
-        known when `optimizer.step()` has returned, and then stands in the tensor that this gives. Elsewhere
-        the
-        worker's own gradient is clipped at once.
+        In words with rounds, and under allreduce, it is the round's mean gradient that is clipped, by all
+        workers alike; its norm is known when `optimizer.step()` has returned, and then stands in the tensor
+        that this gives. Elsewhere the worker's own gradient is clipped at once.
         """
         if not max_norm > 0:
             raise BadInput(f"clip_grad_norm_: max_norm is {max_norm!r}; it must be a number above 0")
-        if self.policy.staged and self.world_size > 1:
-            self._clip_norm = float(max_norm)
-            self._norm_wanted = torch.tensor(math.nan)
-            return self._norm_wanted
+        if self.strategy is not None and self.strategy.clips_rounds and self.world_size > 1:
+            return self.round_clip.wish(float(max_norm))
         return LocalClip(model).clip(float(max_norm))
 
     def close(self) -> None:
@@ -187,15 +193,19 @@ class Worker:
         self._share.global_samples += global_samples
         self._share.units.append((epoch, unit))
 
-    def take_share(self) -> Share:
-        """What the step that now ends was made of; the next begins."""
-        share, self._share = self._share, Share()
-        self._units += share.units
-        if self._weight is not None:
-            share.samples, self._weight = self._weight, None
-        elif not share.units:
-            share.samples = share.global_samples = 1.0
-        return share
+    def take_share(self, optimizer: torch.optim.Optimizer) -> Share:
+        """What the step of this optimizer was made of; those that step with the same batch have the same."""
+        again = not self._takers or id(optimizer) in self._takers
+        if again or self._share.units or self._weight is not None:
+            share, self._share = self._share, Share()
+            self._units += share.units
+            if not share.units:
+                share.samples = share.global_samples = 1.0
+            share.weight, self._weight = share.samples if self._weight is None else self._weight, None
+            self.samples += share.samples
+            self._taken, self._takers = share, set()
+        self._takers.add(id(optimizer))
+        return replace(self._taken)
 
     def forget_share(self) -> None:
         """The batches since the last step were only read."""
@@ -216,22 +226,20 @@ class Worker:
         for one in self.strategy.stepped:
             one.optimizer.zero_grad()
             one.optimizer.step()
+        self.schedules.catch_up()
 
-    def advance(self, weight: float, lr: float = math.nan) -> None:
+    def advance(self, weight: float, lr: float = math.nan, clip: float = 0.0) -> Advanced:
         """End the step: wait until the next may begin."""
         units, self._units = self._units, []
-        done = self.rounds.advance(self.step, weight=weight, lr=lr, clip=self._clip_norm, units=units)
-        if self._norm_wanted is not None:
-            self._norm_wanted.fill_(done.norm)
-        self._clip_norm, self._norm_wanted = 0.0, None
+        done = self.rounds.advance(self.step, weight=weight, lr=lr, clip=clip, units=units)
         self.dropped += done.dropped
         self.waited_s += done.waited_s
-        self.samples += weight
         self.step = done.step
         self.steps_made += 1
         self.progress.update(
             step=self.step, clock=self.step, samples=int(self.samples), epoch=self.epoch, state="training"
         )
+        return done
 
     def __enter__(self) -> Worker:
         return self
