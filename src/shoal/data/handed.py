@@ -30,6 +30,9 @@ class Handed:
 class Source(Protocol):
     """Where batches come from: by index from a map-style dataset, or in turn from anything that iterates."""
 
+    # The order of the pass that was started, in words: equal on all workers, or they read different batches.
+    order: str
+
     def __len__(self) -> int:
         """How many batches this worker sees in a pass, static order assumed; TypeError where nobody knows."""
         ...

@@ -20,6 +20,7 @@ __all__ = ["NO_UNIT", "ShardedLoader"]
 
 OnUnit = Callable[[int, int, int], object]
 OnPass = Callable[[int], object]
+OnFirst = Callable[[Any], object]
 
 _STATE_VERSION = 1
 
@@ -34,7 +35,8 @@ class ShardedLoader:
     `on_unit(epoch, unit, samples)` is called when a batch is handed to the loop, and with 0 samples for an
     empty part, for which the loop sees no batch; `global_samples` then holds the samples of the unit's global
     batch. With the unit `NO_UNIT` and 0 samples others have a batch in this step and this worker has none.
-    `on_pass(epoch)` is called when the worker has come to the end of a pass.
+    `on_pass(epoch)` is called when the worker has come to the end of a pass, `on_first(batch)` with the first
+    batch of all, before the loop has it.
 
     `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
     samples a batch of an iterable holds.
@@ -57,13 +59,14 @@ class ShardedLoader:
         batch: BatchMode = "split",
         on_unit: OnUnit | None = None,
         on_pass: OnPass | None = None,
+        on_first: OnFirst | None = None,
         seed: int = 0,
         count: Count = samples_in,
     ) -> None:
         plan = Plan(n, batch)
         self._ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
         self._loader, self._plan = loader, plan
-        self._on_unit, self._on_pass = on_unit, on_pass
+        self._on_unit, self._on_pass, self._on_first = on_unit, on_pass, on_first
         self._source = _source(loader, plan, rank=rank, seed=seed, count=count)
         self._epoch = 0
         self._begun = False  # whether pass `_epoch` was begun, and so the next `for` runs another
@@ -77,6 +80,11 @@ class ShardedLoader:
     def epoch(self) -> int:
         """The pass that runs; between passes, the one that the next `for` runs."""
         return self._epoch
+
+    @property
+    def order(self) -> str:
+        """The order of the pass that runs, in words: equal on workers that draw the same batches."""
+        return self._source.order
 
     @property
     def leased(self) -> bool:
@@ -132,6 +140,9 @@ class ShardedLoader:
             if before is not None:
                 self._ledger.spent(now - before)
             before = now
+            if self._on_first is not None:
+                first, self._on_first = self._on_first, None
+                first(one.batch)
             yield one.batch
         if self._on_pass is not None:
             self._on_pass(epoch)

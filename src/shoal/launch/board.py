@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from shoal.train.progress import Progress, progress_path, read_progress
+from shoal.train.progress import DataUse, Progress, progress_path, read_progress
 
 __all__ = ["Board", "WorkerView"]
 
@@ -114,6 +114,11 @@ class Board:
             "staleness": _mean([r.staleness for r in reports]),
         }
 
+    @property
+    def data(self) -> DataUse | None:
+        """How the data of the passes that have ended was used, if worker 0 has said so."""
+        return next((report.data for report in self._progress if report.data is not None), None)
+
     def line(self) -> str:
         """All of it in one line, for where there is no terminal."""
         now = self.counters()
@@ -136,9 +141,10 @@ class Board:
         """What a job that ended well did."""
         totals = self.counters()
         steps = _span(totals["clock_min"], totals["clock_max"])
+        data = "" if self.data is None else f"; {self.data}"
         return (
             f"{seconds:.1f} s, {steps} steps a worker, {totals['samples']:,} samples, "
-            f"{totals['samples_per_s_mean']:,.0f} samples/s"
+            f"{totals['samples_per_s_mean']:,.0f} samples/s{data}"
         )
 
     def table(self) -> Table:
