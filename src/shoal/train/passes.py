@@ -36,6 +36,7 @@ class Passes:
         self._opened, self._units = -1, 0
         self._steps = 0  # made by the worker before this pass
         self._drawn = 0
+        self._trains = False  # whether a pass over this loader was one of training
         policy = worker.policy.rows_policy if worker.policy.dense_home == "peers" else worker.policy
         ledger: Ledger
         if policy.order(worker.world_size) == "static":
@@ -88,13 +89,15 @@ class Passes:
 
     @property
     def _training(self) -> bool:
+        if self._drawn == 0:  # others were faster, and took all of the pass
+            return self._trains or self._worker.trains()
         return self._worker.steps_made > self._steps
 
     def _on_unit(self, epoch: int, unit: int, samples: int) -> None:
         worker = self._worker
         if unit != NO_UNIT:
             worker.drew(self._first + epoch, unit, samples, self.loader.global_samples)
-        if samples == 0 and (self._training or (self._drawn == 0 and worker.trains())):
+        if samples == 0 and self._training:
             worker.abstain()
         self._drawn += 1
 
@@ -113,6 +116,7 @@ class Passes:
             worker.forget_share()
             return True
         assert worker.strategy is not None
+        self._trains = True
         worker.strategy.end_pass()
         worker.finish_share()
         shares = self._units // worker.world_size if self._static else 0

@@ -263,7 +263,7 @@ class Worker:
     def goes_on(self, step: int) -> None:
         """Others are waited for no more: this worker is at `step`."""
         self.step = step
-        known: dict[str, Any] = {"step": step, "clock": step, "samples": int(self.samples)}
+        known: dict[str, Any] = {"step": self.steps_made, "clock": step, "samples": int(self.samples)}
         now = monotonic()
         if self.job is not None and now >= self._staleness_at + _STALENESS_EVERY_S:
             self._staleness_at = now
