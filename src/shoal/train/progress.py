@@ -58,7 +58,7 @@ class DataUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one worker is. `step` counts its own, `clock` is the job's (blocks, where models are exchanged)."""
+    """Where one worker is. `step` counts its own steps; `clock` is the job's: of blocks, under average."""
 
     rank: int
     step: int = 0
