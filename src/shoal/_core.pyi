@@ -195,7 +195,8 @@ class Client:
         units: Sequence[tuple[int, int]] = ...,
         timeout_s: float,
     ) -> dict[str, Any]: ...
-    # clocks (by rank), closed, dropped, staged_bytes, waiting {rank: seconds}, staleness {count, sum, max}.
+    # clocks and phases (by rank; SyncShard::Phase), closed, dropped, staged_bytes, waiting {rank: seconds},
+    # staleness {count, sum, max}.
     def sync_state(self, timeout_s: float) -> dict[str, Any]: ...
     # The pass `epoch` has so many units; idempotent, another number is a mismatch.
     def ledger_open(self, *, epoch: int, units: int, timeout_s: float) -> None: ...

@@ -230,6 +230,15 @@ TEST(a_pass_ends_when_all_is_done_and_all_are_there) {
         (std::vector<uint64_t>{4, 4, 2, 1, 1, 0, 4}));
 }
 
+TEST(workers_at_different_ends_are_let_go_in_order) {
+  Job job({.workers = 2, .take = Take::each});
+  const uint64_t later = job.epoch_ask(SyncVerb::pass_end, 0, 8);
+  const uint64_t earlier = job.epoch_ask(SyncVerb::pass_end, 1, 7);
+  CHECK(job.waits(later) && !job.waits(earlier));  // rank 1 works again, and is waited for
+  job.epoch_ask(SyncVerb::pass_end, 1, 8);
+  CHECK(!job.waits(later));
+}
+
 TEST(units_of_a_dropped_contribution_come_back) {
   Job job({.workers = 2, .take = Take::round, .quorum = 0.5});
   job.epoch_ask(SyncVerb::ledger_open, 0, 0, 2);

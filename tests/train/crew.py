@@ -18,13 +18,18 @@ torch.set_num_threads(1)  # workers are threads themselves
 
 
 def run_workers(
-    count: int, script: Callable[[Worker], Any], sync: Any = "bsp", *, batch: str = "split"
+    count: int,
+    script: Callable[[Worker], Any],
+    sync: Any = "bsp",
+    *,
+    batch: str = "split",
+    wait_s: float = JOIN_S,
 ) -> list[Any]:
     """`script(worker)` in each of `count` threads; the first exception of any is raised here."""
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
     with connect("memory://", timeout=JOIN_S) as client:
-        makers = local_workers(count, sync, batch=batch, client=client)
+        makers = local_workers(count, sync, batch=batch, client=client, wait_s=wait_s)
 
         def run(rank: int) -> None:
             try:

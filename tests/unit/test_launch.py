@@ -14,6 +14,7 @@ from shoal.launch.options import JobOptions
 from shoal.launch.records import find_job, make_job_directory
 from shoal.launch.screen import LogFile
 from shoal.launch.verdict import Verdict
+from shoal.sync.words import WORDS, usage
 
 SCRIPT = __file__
 
@@ -110,7 +111,6 @@ def test_each_cause_has_its_code(happens, code: int, sentence: str) -> None:
         ({"command": ("-m", "no_such_module.x")}, "module no_such_module.x is not found"),
         ({"workers": 0}, "workers is 0; allowed: a whole number from 1"),
         ({"servers": 65}, "servers is 65; allowed: a whole number from 1 to 64, the number of shards"),
-        ({"sync": "psb"}, "there is no word 'psb'. The words: bsp; quorum:share; ssp:bound"),
         ({"sync": "quorum:1.5"}, "share is 1.5; it must be a number above 0 and at most 1"),
         ({"batch": "whole"}, "batch is 'whole'; allowed: split"),
         ({"seed": -1}, "seed is -1"),
@@ -126,6 +126,13 @@ def test_bad_input_is_one_sentence_and_code_2(options: dict, said: str, capsys) 
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert said in error
+
+
+def test_an_unknown_word_lists_the_words_a_line_each(capsys) -> None:
+    assert run_command.run(command=(SCRIPT,), sync="bps") == 2
+    first, *words = capsys.readouterr().err.splitlines()
+    assert first == "error: sync 'bps': there is no word 'bps'. Did you mean bsp? The words (docs/sync.md):"
+    assert words == [f"  {usage(word)}" for word in WORDS]
 
 
 @pytest.fixture

@@ -94,8 +94,19 @@ def test_a_file_that_is_not_ours_counts_as_none(job: Path, text: str) -> None:
 def test_the_board_counts_over_workers(job: Path) -> None:
     board = Board(job, 3)
     assert not board.refresh()
-    write(job, 0, clock=4, samples=100, loss=1.0, joined=10.0, time=12.0, state="training")
-    write(job, 1, clock=6, samples=300, loss=2.0, joined=11.0, time=14.0, waiting_for=[2], state="waiting")
+    write(job, 0, step=4, clock=4, samples=100, loss=1.0, joined=10.0, time=12.0, state="training")
+    write(
+        job,
+        1,
+        step=6,
+        clock=6,
+        samples=300,
+        loss=2.0,
+        joined=11.0,
+        time=14.0,
+        waiting_for=[2],
+        state="waiting",
+    )
     assert board.refresh()
     assert not board.refresh()
     counters = board.counters()

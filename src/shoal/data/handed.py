@@ -52,6 +52,8 @@ class Source(Protocol):
 
     # Told of every batch of this worker's before the loop gets the one before it, if given.
     seen: Seen | None
+    # The order of the pass that was started, in words: equal on all workers, or they read different batches.
+    order: str
 
     def __len__(self) -> int:
         """How many batches this worker sees in a pass, static order assumed; TypeError where nobody knows."""

@@ -30,6 +30,7 @@ class InTurnSource:
         self._order: Order | None = None
         self._batches: Any = batches
         self._any = False
+        self.order = "a stream"
         if isinstance(batches, DataLoader):
             self._order = Order(batches, seed=seed, rank=rank)
             self._batches = copy_of(

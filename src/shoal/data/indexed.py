@@ -6,6 +6,7 @@ ahead of the loop, so what each fetched batch is stands in a queue beside it.
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,8 @@ class IndexedSource:
         self._plan = Plan(plan.workers, "each") if self._single else plan
         self._order = Order(loader, seed=seed, rank=rank)
         self._feed = _Feed()
+        self._samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
+        self.order = ""
         sampler = (
             {"batch_sampler": self._feed} if loader.batch_sampler is not None else {"sampler": self._feed}
         )
@@ -51,6 +54,7 @@ class IndexedSource:
         return (batches - self._rank + self._plan.workers - 1) // self._plan.workers
 
     def start(self, epoch: int, ledger: Ledger, done: Done) -> Iterator[Handed]:
+        before = self._order.digest(epoch)
         drawn = self._order.begin(epoch)
         length = self._order.length
         batches: _Batches
@@ -62,6 +66,8 @@ class IndexedSource:
             batches = _Kept(drawn)
         if len(batches) == 0:
             raise BadInput(f"pass {epoch}: the loader's sampler gave no batch")
+        digest = batches.digest() if isinstance(batches, _Kept) else before
+        self.order = f"{self._samples:,} samples in {len(batches):,} batches, order {digest:08x}"
         return self._pass(epoch, batches, ledger, done)
 
     def skip(self, epoch: int) -> None:
@@ -166,6 +172,15 @@ class _Kept:
     def __len__(self) -> int:
         return len(self._batches)
 
+    def digest(self) -> int:
+        """A number that stands for the indexes and their order."""
+        found = 0
+        for batch in self._batches:
+            # Of what is no list of indexes (names, tuples) only the size is known to be the same everywhere.
+            seen = batch.tobytes() if isinstance(batch, array) else str(_size(batch)).encode()
+            found = zlib.crc32(seen, found)
+        return found
+
     def at(self, batch: int) -> Any:
         """Batch number `batch`, in any order."""
         return self._batches[batch]
@@ -182,6 +197,10 @@ def _packed(batch: Any) -> Any:
     if isinstance(batch, list) and all(type(index) is int for index in batch):
         return array("q", batch)
     return batch if hasattr(batch, "__getitem__") or not isinstance(batch, Iterable) else list(batch)
+
+
+def _size(batch: Any) -> int:
+    return len(batch) if hasattr(batch, "__len__") else 1
 
 
 def _cut(batch: Any, begin: int, end: int) -> Any:

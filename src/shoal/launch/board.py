@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.train.progress import Progress, progress_path, read_progress
+from shoal.train.progress import DataUse, Progress, progress_path, read_progress
 
 __all__ = ["Board", "WorkerView"]
 
@@ -103,6 +103,7 @@ class Board:
         """The job's numbers over all workers."""
         reports = self._progress
         clocks = [report.clock for report in reports]
+        steps = [report.step for report in reports]
         joined = min((report.joined for report in reports), default=0.0)
         seconds = max((report.time for report in reports), default=0.0) - joined
         samples = sum(report.samples for report in reports)
@@ -110,18 +111,25 @@ class Board:
             "samples": samples,
             "samples_per_s": sum(view.samples_per_s for view in self.views),
             "samples_per_s_mean": samples / seconds if seconds > 0 else 0.0,
-            "steps": sum(clocks),
+            "steps": sum(steps),
+            "step_min": min(steps, default=0),
+            "step_max": max(steps, default=0),
             "clock_min": min(clocks, default=0),
             "clock_max": max(clocks, default=0),
             "loss": _mean([r.loss for r in reports]),
             "staleness": _mean([r.staleness for r in reports]),
         }
 
+    @property
+    def data(self) -> DataUse | None:
+        """How the data of the passes that have ended was used, if worker 0 has said so."""
+        return next((report.data for report in self._progress if report.data is not None), None)
+
     def line(self) -> str:
         """All of it in one line, for where there is no terminal."""
         now = self.counters()
         parts = [
-            f"step {_span(now['clock_min'], now['clock_max'])}",
+            f"step {_span(now['step_min'], now['step_max'])}",
             f"{now['samples_per_s']:,.0f} samples/s",
         ]
         parts += [f"{name} {now[name]:.4g}" for name in ("loss", "staleness") if now[name] is not None]
@@ -145,10 +153,11 @@ class Board:
     def summary(self, seconds: float) -> str:
         """What a job that ended well did."""
         totals = self.counters()
-        steps = _span(totals["clock_min"], totals["clock_max"])
+        steps = _span(totals["step_min"], totals["step_max"])
+        data = "" if self.data is None else f"; {self.data}"
         return (
             f"{seconds:.1f} s, {steps} steps a worker, {totals['samples']:,} samples, "
-            f"{totals['samples_per_s_mean']:,.0f} samples/s"
+            f"{totals['samples_per_s_mean']:,.0f} samples/s{data}"
         )
 
     def table(self) -> Table:

@@ -215,7 +215,8 @@ def _read(parameter: str, text: str, default: Any) -> Any:
 def _unknown(text: str, name: str) -> str:
     near = difflib.get_close_matches(name, WORDS, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    return f"sync {text!r}: there is no word {name!r}.{hint} The words: {'; '.join(map(usage, WORDS))}"
+    words = "".join(f"\n  {usage(word)}" for word in WORDS)
+    return f"sync {text!r}: there is no word {name!r}.{hint} The words (docs/sync.md):{words}"
 
 
 def _continues(part: str) -> bool:

@@ -19,7 +19,7 @@ from shoal.train.at_servers import AtServers
 from shoal.train.batch_rows import BatchKeys, BatchRows, check_prefetch
 from shoal.train.blocks import Blocks, Downpour, Elastic
 from shoal.train.on_workers import AllReduce, Gossip, Hogwild
-from shoal.train.parameters import Stepped, TableUse, survey
+from shoal.train.parameters import Stepped, TableUse, check_finite, described, survey
 from shoal.train.passes import Passes
 from shoal.train.strategy import Strategy
 from shoal.train.twins import twin_of
@@ -115,6 +115,8 @@ def _prepare_training(
 ) -> None:
     hooked = [optimizer for optimizer in optimizers if not getattr(optimizer, "_shoal_prepared", False)]
     stepped = survey(models, hooked)
+    if models or hooked:
+        worker.agree_on_model(described(models, stepped))
     _bind_tables(worker, models, stepped)
     if worker.strategy is None:
         worker.strategy = _strategy(worker.policy)(worker, worker.policy)
@@ -163,7 +165,15 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
                 f"the closure yourself, then step()"
             )
         worker.schedules.stepped(optimizer)
-        strategy.before(one)
+        try:
+            if strategy.policy.dense_home != "server":
+                check_finite(one)
+            strategy.before(one)
+        except BadInput as error:
+            where = f"worker {strategy.worker.rank}"
+            if str(error).startswith(where):
+                raise
+            raise type(error)(f"{where}, step {strategy.worker.step}: {error}") from None
 
     def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         strategy.after(one)

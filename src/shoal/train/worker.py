@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,16 @@ import numpy as np
 import torch
 
 from shoal import optim
-from shoal.errors import BadInput
+from shoal.errors import BadInput, Mismatch
 from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
 from shoal.train.clip import LocalClip, RoundClip
 from shoal.train.ledger_report import LedgerReport
-from shoal.train.progress import ProgressReport
+from shoal.train.noticeboard import Noticeboard
+from shoal.train.progress import DataUse, ProgressReport
 from shoal.train.schedules import Schedules
+from shoal.train.waits import WAIT_S, Waits, doing
 
 if TYPE_CHECKING:
     from shoal.collective.group import Group
@@ -31,6 +34,14 @@ __all__ = ["Share", "Worker"]
 
 # Passes above this number are no passes over data: they are the barriers that scripts ask for.
 _BARRIERS = 1 << 40
+# Calls of `mean` are told apart by a number that a float32 holds.
+_CALLS = 1 << 24
+_STALENESS_EVERY_S = 1.0
+_LINES_MAX = 12
+# The notice of a worker whose exchange with the others has failed.
+_STUCK = (1 << 16) - 1
+_STUCK_S = 3.0
+_LOOK_EVERY_S = 0.1
 
 
 @dataclass
@@ -58,6 +69,7 @@ class Worker:
         batch: str = "split",
         seed: int = 0,
         threads: object | None = None,
+        wait_s: float = WAIT_S,
     ) -> None:
         self.client = client
         self.policy = policy.with_whole_batches() if batch == "each" else policy
@@ -68,11 +80,14 @@ class Worker:
         self.batch = batch
         self.seed = seed
         self.threads = threads
+        # First: who sees this worker in the rounds shall find its notes.
+        self._board = Noticeboard(client, rank, world_size) if world_size > 1 else None
         self.rounds = Rounds(client, rank, world_size)
         self.step = self.rounds.open(**policy.core_spec(world_size))
         self.epoch = 0
         self.state: dict[str, Any] = {}
         self.progress = ProgressReport(job, rank=rank)
+        self.waits = Waits(self.rounds, self.progress, wait_s)
         self.ledger = LedgerReport(self.rounds)
         self.dropped = 0
         self.waited_s = 0.0
@@ -81,6 +96,7 @@ class Worker:
         self.steps_made = 0
         self.models: list[torch.nn.Module] = []
         self.loaders = 0
+        self.prepared = 0
         self._share = Share()
         self._units: list[tuple[int, int]] = []
         self._weight: float | None = None
@@ -89,6 +105,8 @@ class Worker:
         self._takers: set[int] = set()  # ids of the optimizers that have stepped with it
         self.round_clip = RoundClip()
         self.schedules = Schedules()
+        self._means = 0
+        self._staleness_at = monotonic()
 
     # What scripts call.
 
@@ -121,8 +139,7 @@ class Worker:
                 self.epoch += 1
 
     def report(self, **metrics: Any) -> None:
-        """Show figures of this worker: loss, accuracy, whatever has a name. A loss that is not a number "
-        "raises."""
+        """Show figures of this worker: loss, accuracy, any name. A loss that is not finite raises."""
         values = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value)
             for name, value in metrics.items()
@@ -130,9 +147,8 @@ class Worker:
         loss = values.get("loss")
         if loss is not None and not math.isfinite(loss):
             raise BadInput(
-                f"worker {self.rank}: the loss is {loss} at step {self.step}; lower the learning rate, or "
-                f"look at the "
-                f"batch of this step"
+                f"worker {self.rank}, step {self.step}: the loss is {loss}; lower the learning rate, "
+                f"clip the gradient (worker.clip_grad_norm_), or look at the batch of this step"
             )
         self.progress.update(loss=loss, metrics=values)
 
@@ -144,26 +160,31 @@ class Worker:
 
     def mean(self, value: float, weight: float = 1.0) -> float:
         """The mean of `value` over all workers, weighted. Every worker must call it."""
+        if not weight >= 0:
+            raise BadInput(f"worker.mean: weight is {weight!r}; it must be a number, at least 0")
         if self.world_size == 1:
             return float(value)
-        table = self.client.table("shoal.means", dim=2, optimizer=optim.SGD(lr=1.0))
-        key = np.array([self._barriers], np.int64)
-        if weight:
-            table.push(key, -np.array([[value * weight, weight]], np.float32))
+        table = self.client.table("shoal.means", dim=3, optimizer=optim.SGD(lr=1.0))
+        # A row for each worker, in two banks by turns: a worker can be one call ahead of another, not two.
+        self._means = (self._means + 1) % _CALLS
+        bank = [self._means % 2 * self.world_size + rank for rank in range(self.world_size)]
+        table.assign([bank[self.rank]], np.array([[value, weight, self._means]], np.float32))
         self.barrier()
-        total, weights = (float(number) for number in table.pull(key)[0])
-        return total / weights if weights else math.nan
+        rows = table.pull(bank).astype(np.float64)
+        values, weights, calls = rows.T
+        weights = weights * (calls == self._means)  # without those that have left
+        return float((values * weights).sum() / weights.sum()) if weights.any() else math.nan
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self) -> None:
         """Wait until every worker is here."""
         self._barriers += 1
         if self.world_size == 1:
             return
         epoch = _BARRIERS + self._barriers
         self.rounds.open_pass(epoch, 0)
-        step = self.rounds.end_pass(epoch, timeout)
+        step = self.waits.end_of_pass(epoch, f"barrier {self._barriers}")
         assert step is not None, "a barrier has no units that could come back"
-        self.step = step
+        self.goes_on(step)
 
     def clip_grad_norm_(self, model: torch.nn.Module, max_norm: float) -> torch.Tensor:
         """Clip the gradient of the next step, dense parameters and rows together.
@@ -177,6 +198,20 @@ class Worker:
         if self.strategy is not None and self.strategy.clips_rounds and self.world_size > 1:
             return self.round_clip.wish(float(max_norm))
         return LocalClip(model).clip(float(max_norm))
+
+    def save(self, url: str) -> None:
+        """Not there yet."""
+        raise BadInput(
+            f"worker.save({url!r}): checkpoints of a job are not built yet. Today: on rank 0, "
+            f"torch.save(model.state_dict(), path), which holds the rows of tables, too"
+        )
+
+    def load(self, url: str) -> None:
+        """Not there yet."""
+        raise BadInput(
+            f"worker.load({url!r}): checkpoints of a job are not built yet. Today: "
+            f"model.load_state_dict(...) on rank 0, after prepare, and a barrier before training"
+        )
 
     def close(self) -> None:
         """Leave the job: others wait no more for this worker."""
@@ -207,6 +242,14 @@ class Worker:
         self._takers.add(id(optimizer))
         return replace(self._taken)
 
+    def finish_share(self) -> None:
+        """The pass ends behind batches that no step used: they are done, and make no update of their own."""
+        if self._share.units:
+            self._units += self._share.units
+            self.samples += self._share.samples
+            self._share = Share()
+            self._end_step(weight=0.0)
+
     def forget_share(self) -> None:
         """The batches since the last step were only read."""
         self._share = Share()
@@ -230,16 +273,72 @@ class Worker:
 
     def advance(self, weight: float, lr: float = math.nan, clip: float = 0.0) -> Advanced:
         """End the step: wait until the next may begin."""
+        self.steps_made += 1
+        return self._end_step(weight, lr, clip)
+
+    def _end_step(self, weight: float, lr: float = math.nan, clip: float = 0.0) -> Advanced:
         units, self._units = self._units, []
-        done = self.rounds.advance(self.step, weight=weight, lr=lr, clip=clip, units=units)
+        done = self.waits.step(self.step, weight=weight, lr=lr, clip=clip, units=units)
         self.dropped += done.dropped
         self.waited_s += done.waited_s
-        self.step = done.step
-        self.steps_made += 1
-        self.progress.update(
-            step=self.step, clock=self.step, samples=int(self.samples), epoch=self.epoch, state="training"
-        )
+        self.goes_on(done.step)
         return done
+
+    def goes_on(self, step: int) -> None:
+        """Others are waited for no more: this worker is at `step`."""
+        self.step = step
+        known: dict[str, Any] = {"step": self.steps_made, "clock": step, "samples": int(self.samples)}
+        now = monotonic()
+        if self.job is not None and now >= self._staleness_at + _STALENESS_EVERY_S:
+            self._staleness_at = now
+            seen = self.rounds.state()["staleness"]
+            known["staleness"] = seen["sum"] / seen["count"] if seen["count"] else None
+        self.progress.update(**known, epoch=self.epoch, state="training", waiting_for=())
+
+    def report_pass(self, epoch: int) -> None:
+        """A pass is over everywhere: worker 0 shows how its data was used."""
+        self.ledger.last = epoch
+        if self.job is not None and self.rank == 0:
+            ended = self.ledger.report(epoch)
+            so_far = self.progress.value.data or DataUse()
+            self.progress.update(data=so_far.and_a_pass(ended.units, ended.used))
+
+    def agree(self, topic: int, text: str) -> Iterator[tuple[int, str]]:
+        """Tell the others `text`; gives those who have said something else on the topic, and what."""
+        if self._board is None:
+            return iter(())
+        self._board.post(topic, text)
+        return self._board.differing(topic, text, self.rounds)
+
+    def stuck(self) -> str:
+        """Who is not where this worker waits for all of them; empty if all are."""
+        if self._board is None:
+            return ""
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        self._board.post(_STUCK, str(self.step))
+        until = monotonic() + _STUCK_S
+        while True:
+            state = self.rounds.state()
+            there = self._board.posted(_STUCK, str(self.step), others)
+            missing = [rank for rank in others if rank not in there or state["phases"][rank] == "left"]
+            # Those who wait as well give up at about the same time.
+            gone = any(state["phases"][rank] == "left" for rank in missing)
+            if gone or not missing or monotonic() > until:
+                return doing(state, missing)
+            sleep(_LOOK_EVERY_S)
+
+    def agree_on_model(self, described: list[str]) -> None:
+        """Raise if another worker has prepared another model."""
+        self.prepared += 1
+        for rank, note in self.agree(self.prepared, "\n".join(described)):
+            there = note.split("\n")
+            lines = [f"  worker {self.rank}: {line}" for line in described if line not in there]
+            lines += [f"  worker {rank}: {line}" for line in there if line not in described]
+            shown = lines[:_LINES_MAX] + ["  ..."] * (len(lines) > _LINES_MAX)
+            raise Mismatch(
+                "\n".join([f"workers {self.rank} and {rank} have prepared different models:", *shown])
+                + "\nBuild the same model with the same optimizer on every worker"
+            )
 
     def __enter__(self) -> Worker:
         return self
