@@ -41,6 +41,8 @@ class WorkerEnvironment:
     batch: str | None = None  # SHOAL_BATCH: split or each
     seed: int | None = None  # SHOAL_SEED
     job: Path | None = None  # SHOAL_JOB: the directory of the job, where progress is reported
+    straggler: str | None = None  # SHOAL_STRAGGLER: how slow this worker is made, as 5x or 50ms
+    history: bool = False  # SHOAL_HISTORY: workers begin together, and keep what they do (`shoal compare`)
 
     @property
     def alone(self) -> bool:
@@ -85,6 +87,8 @@ def read_worker_environment(environ: Mapping[str, str] | None = None) -> WorkerE
         batch=None if batch is None else check_batch(batch),
         seed=None if seed is None else check_count("SHOAL_SEED", _whole("SHOAL_SEED", seed), 0, SEED_MAX),
         job=None if job is None else Path(job),
+        straggler=source.get("SHOAL_STRAGGLER") or None,
+        history=bool(source.get("SHOAL_HISTORY")),
     )
 
 

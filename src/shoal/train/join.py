@@ -64,6 +64,8 @@ def join(
         job=here.job,
         batch=batch,
         seed=here.seed or 0,
+        straggler=here.straggler,
+        history=here.history,
     )
     _joined[os.getpid()] = worker
     atexit.register(_leave, worker)

@@ -58,7 +58,8 @@ class AllReduce(_Local):
         touched = torch.tensor(
             [float(entry.parameter.grad is not None) for entry in dense] + [share_of_step.samples]
         )
-        self.worker.group.sum_(touched)
+        with self.worker.waiting():  # small: what it takes is the others' time
+            self.worker.group.sum_(touched)
         total = float(touched[-1])
         # A parameter that nobody touched is left alone, as torch leaves one without gradient.
         active = [entry for entry, count in zip(dense, touched.tolist(), strict=False) if count > 0]
@@ -86,7 +87,9 @@ class Gossip(_Local):
         parameters = [dense.parameter.data for dense in self.dense]
         own = _packed(parameters)
         mixed = own * weights[group.rank]
-        for peer, theirs in zip(peers, group.swap(own, peers), strict=True):
+        with self.worker.waiting():
+            swapped = group.swap(own, peers)
+        for peer, theirs in zip(peers, swapped, strict=True):
             mixed += weights[peer] * theirs
         _unpack(mixed, parameters)
 

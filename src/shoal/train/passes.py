@@ -83,9 +83,11 @@ class Passes:
             return True
         assert worker.strategy is not None
         worker.strategy.end_pass()
-        step = worker.rounds.end_pass(self._first + epoch)
+        with worker.waiting():
+            step = worker.rounds.end_pass(self._first + epoch)
         if step is None:
             return False
         worker.step = step
         worker.strategy.refresh()
+        worker.remember()
         return True

@@ -131,10 +131,14 @@ def _hook(strategy: Strategy, one: Stepped) -> None:
                 f"gradient. Call "
                 f"the closure yourself, then step()"
             )
+        if strategy.worker.straggler is not None:
+            strategy.worker.straggler.slow_down()
         strategy.before(one)
 
     def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         strategy.after(one)
+        if strategy.worker.straggler is not None:
+            strategy.worker.straggler.begin()
 
     one.optimizer.register_step_pre_hook(before)
     one.optimizer.register_step_post_hook(after)
