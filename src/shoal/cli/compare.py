@@ -33,6 +33,7 @@ def compare(*, target: str | None, out: Path | None, json: Path | None, **option
         directory = out or Path(f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
         wanted = None if target is None else Target.parse(target)
         checked = CompareOptions(target=wanted, directory=directory, **options)
+        _make_room(directory, json)
         runs = _run(checked, notes)
         return _show(checked, runs, json, notes)
     except BadInput as error:
@@ -43,10 +44,19 @@ def compare(*, target: str | None, out: Path | None, json: Path | None, **option
         return stopped.code
 
 
+def _make_room(directory: Path, json: Path | None) -> None:
+    """Before hours of running, not after: is there a place for what comes of it?"""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if json is not None:
+            json.touch()
+    except OSError as error:
+        raise BadInput(f"cannot write {error.filename}: {error.strerror}") from None
+
+
 def _run(options: CompareOptions, notes: Console) -> list[Run]:
     total = options.seeds * len(options.words)
     runs: list[Run] = []
-    options.directory.mkdir(parents=True, exist_ok=True)
     for run in run_all(options):
         runs.append(run)
         head = f"[{len(runs)}/{total}] {run.word}, seed {run.seed}:"

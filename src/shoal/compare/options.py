@@ -83,8 +83,6 @@ class CompareOptions:
         words = self.words
         if twice := {word for word in words if words.count(word) > 1}:
             raise BadInput(f"sync {self.sync!r}: {sorted(twice)[0]} is there twice")
-        if self.directory.exists() and not self.directory.is_dir():
-            raise BadInput(f"out: {self.directory} is not a directory")
         for word in words:
             self.job(word, 0)
 
