@@ -1,9 +1,9 @@
-"""Digits by a small MLP, for the figures of docs/compare.md: rank 0 judges the model on held-out digits as it goes.
+"""Digits by a small MLP, for the figures of docs/compare.md; rank 0 judges the model on held-out digits.
 
     shoal compare --sync bsp,asp --target "accuracy>=0.9" bench/compare_digits.py --lr 0.5
 
-The data is scikit-learn's (pip install scikit-learn). `--step-ms` makes each step longer, as a larger model would:
-so several workers on few cores are held up by what is compared, and not by each other.
+The data is scikit-learn's (pip install scikit-learn). `--step-ms` makes each step longer, as a larger model
+would: so several workers on few cores are held up by what is compared, and not by each other.
 """
 
 import argparse

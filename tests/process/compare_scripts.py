@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from shoal.train.environment import WorkerEnvironment, read_worker_environment
-from shoal.train.history import History, Moment
+from shoal.train.history import Moment, open_history, write_moment
 from shoal.train.progress import ProgressReport
 
 
@@ -26,10 +26,10 @@ def pretend() -> None:
     if here.sync == "asp" and here.seed == 1:
         raise ValueError("only this one fails")
     assert here.job is not None
-    history = History(here.job, here.rank)
+    history = open_history(here.job, here.rank)
     for step in range(3):
         metrics = {"loss": 1.0 / (step + 1) + (here.seed or 0), "auc": 0.5}
-        history.add(Moment(time=time.time(), steps=step, samples=step, metrics=metrics))
+        write_moment(history, Moment(time=time.time(), steps=step, samples=step, metrics=metrics))
 
 
 def broken() -> None:

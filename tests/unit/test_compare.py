@@ -12,7 +12,7 @@ from shoal.compare.run import Point, Run, read_run
 from shoal.compare.spread import Spread, differ, spread
 from shoal.compare.table import figures, summary, table
 from shoal.errors import BadInput
-from shoal.train.history import History, Moment, history_path, read_history
+from shoal.train.history import Moment, history_path, open_history, read_history, write_moment
 
 TARGET = Target("loss", "<=", 0.5)
 
@@ -92,10 +92,10 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(changes: dict, sai
 
 
 def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
-    history = History(tmp_path, 1)
+    history = open_history(tmp_path, 1)
     moments = [Moment(time=5.0, steps=3, metrics={"loss": 0.5}), Moment(time=6.0, waited_s=0.25)]
     for moment in moments:
-        history.add(moment)
+        write_moment(history, moment)
     history.close()
     with history_path(tmp_path, 1).open("ab") as file:
         file.write(b'{"time": 7.0, "ste')  # its writer was killed
@@ -118,9 +118,9 @@ def test_the_figures_of_a_run(tmp_path: Path) -> None:
         ],
     ]
     for rank, moments in enumerate(histories):
-        history = History(tmp_path, rank)
+        history = open_history(tmp_path, rank)
         for moment in moments:
-            history.add(moment)
+            write_moment(history, moment)
         history.close()
     run = read_run(tmp_path, 2, word="asp", seed=1, code=0, failure=None)
     # What follows the last step and the last waiting, 104 to 109 here, is no training.

@@ -7,13 +7,22 @@ worker that is killed had done is there.
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-__all__ = ["History", "Moment", "history_path", "read_history"]
+if TYPE_CHECKING:
+    from shoal.train.worker import Worker
 
+__all__ = ["History", "Moment", "history_path", "open_history", "read_history", "write_moment"]
+
+# Workers that begin together wait so long for the last of them to come up.
+_BEGIN_S = 300.0
+# How often the servers are asked about staleness.
+_ASK_EVERY_S = 1.0
 _EVERY_S = 0.1
 # Above this many lines only one a second is kept.
 _MOMENTS_MAX = 1_000_000
@@ -44,6 +53,18 @@ def history_path(job: Path, rank: int) -> Path:
     return job / "history" / f"{rank}.jsonl"
 
 
+def open_history(job: Path, rank: int) -> BinaryIO:
+    """That file, to be written; every line is there at once."""
+    path = history_path(job, rank)
+    path.parent.mkdir(exist_ok=True)
+    return path.open("ab", buffering=0)  # type: ignore[return-value]  # a raw file is one
+
+
+def write_moment(file: BinaryIO, moment: Moment) -> None:
+    """Add a line."""
+    file.write(msgspec.json.encode(moment) + b"\n")
+
+
 def read_history(path: Path) -> list[Moment]:
     """All moments of a file in order; a last line that was cut short is left out."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -51,29 +72,60 @@ def read_history(path: Path) -> list[Moment]:
 
 
 class History:
-    """The file of this worker, open for writing."""
+    """The file of one worker, open for writing."""
 
-    def __init__(self, job: Path, rank: int) -> None:
-        path = history_path(job, rank)
-        path.parent.mkdir(exist_ok=True)
-        self._file = path.open("ab", buffering=0)
-        self._last = 0.0
+    def __init__(self, worker: Worker, job: Path) -> None:
+        self._worker = worker
+        self._file = open_history(job, worker.rank)
+        self._begun = False
+        self._last = -math.inf
         self._count = 0
+        self._asked = -math.inf
+        self._pushes = self._stale = 0
 
-    @property
-    def due(self) -> bool:
-        """Whether the last moment is so long ago that another is wanted."""
-        return time.monotonic() >= self._last + _EVERY_S
+    def begin(self) -> None:
+        """A model is prepared. The first time workers wait for each other: starting up is not compared."""
+        if not self._begun:
+            self._begun = True
+            self._worker.barrier(_BEGIN_S)
+            self._worker.waited_s = 0.0
+            self.add()
 
-    def add(self, moment: Moment) -> None:
-        """Keep a moment."""
+    def beat(self) -> None:
+        """A step was made: add a moment if the last is long ago."""
+        if time.monotonic() >= self._last + _EVERY_S:
+            self.add()
+
+    def add(self, metrics: dict[str, float] | None = None) -> None:
+        """Add this moment."""
         now = time.monotonic()
         if self._count >= _MOMENTS_MAX and now < self._last + _THEN_EVERY_S:
             return
         self._last = now
         self._count += 1
-        self._file.write(msgspec.json.encode(moment) + b"\n")
+        worker = self._worker
+        if now >= self._asked + _ASK_EVERY_S:
+            self._asked = now
+            staleness = worker.rounds.state()["staleness"]
+            self._pushes, self._stale = staleness["count"], staleness["sum"]
+        traffic = worker.client.stats()
+        moment = Moment(
+            time=time.time(),
+            steps=worker.steps_made,
+            samples=int(worker.samples),
+            waited_s=worker.waited_s,
+            dropped=worker.dropped,
+            bytes_sent=traffic["bytes_sent"],
+            bytes_received=traffic["bytes_received"],
+            pushes=self._pushes,
+            stale=self._stale,
+            metrics=metrics or {},
+        )
+        write_moment(self._file, moment)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Add the last moment, with the servers' figures as they are now."""
+        if not self._file.closed:
+            self._asked = -math.inf
+            self.add()
+            self._file.close()

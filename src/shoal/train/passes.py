@@ -89,5 +89,6 @@ class Passes:
             return False
         worker.step = step
         worker.strategy.refresh()
-        worker.remember()
+        if worker.history is not None:
+            worker.history.add()
         return True

@@ -95,6 +95,7 @@ def _prepare_training(
     for model in models:
         model._shoal_prepared = True  # type: ignore[assignment]
         worker.models.append(model)
+    worker.begin()
 
 
 def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> None:
@@ -137,8 +138,7 @@ def _hook(strategy: Strategy, one: Stepped) -> None:
 
     def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         strategy.after(one)
-        if strategy.worker.straggler is not None:
-            strategy.worker.straggler.begin()
+        strategy.worker.stepped()
 
     one.optimizer.register_step_pre_hook(before)
     one.optimizer.register_step_post_hook(after)

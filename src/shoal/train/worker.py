@@ -20,7 +20,7 @@ from shoal.store.client import Client
 from shoal.store.rounds import Rounds
 from shoal.sync.policy import Policy
 from shoal.train.clip import LocalClip
-from shoal.train.history import History, Moment
+from shoal.train.history import History
 from shoal.train.ledger_report import LedgerReport
 from shoal.train.progress import ProgressReport
 from shoal.train.straggler import Straggler
@@ -33,10 +33,6 @@ __all__ = ["Share", "Worker"]
 
 # Passes above this number are no passes over data: they are the barriers that scripts ask for.
 _BARRIERS = 1 << 40
-# Workers that begin together wait so long for the last of them to come up.
-_BEGIN_S = 300.0
-# How often the servers are asked about staleness.
-_STALENESS_EVERY_S = 1.0
 
 
 @dataclass
@@ -84,7 +80,7 @@ class Worker:
         self.dropped = 0
         self.waited_s = 0.0
         self.straggler = None if straggler is None else Straggler(straggler, lambda: self.waited_s)
-        self.history = History(job, rank) if history and job is not None else None
+        self.history = History(self, job) if history and job is not None else None
         self.samples = 0.0
         self.strategy: Strategy | None = None
         self.steps_made = 0
@@ -94,8 +90,6 @@ class Worker:
         self._units: list[tuple[int, int]] = []
         self._weight: float | None = None
         self._barriers = 0
-        self._begun = False
-        self._staleness = (-math.inf, 0, 0)  # when it was asked for, pushes, the sum of their staleness
         self._clip_norm = 0.0
         self._norm_wanted: torch.Tensor | None = None
 
@@ -110,8 +104,6 @@ class Worker:
         from shoal.train.prepare import prepare
 
         prepared = prepare(self, objects, split=split)
-        if self.strategy is not None and not self._begun:
-            self._begin()
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -137,7 +129,8 @@ class Worker:
                 f"batch of this step"
             )
         self.progress.update(loss=loss, metrics=values)
-        self.remember(values)
+        if self.history is not None:
+            self.history.add(values)
 
     def weight(self, samples: float) -> None:
         """Say how many samples the gradient of the next step stands for, where Shoal cannot see it."""
@@ -190,10 +183,7 @@ class Worker:
         """Leave the job: others wait no more for this worker."""
         if not self.client.closed:
             if self.history is not None:
-                self._staleness = (-math.inf, 0, 0)  # as it is now
-                self.remember()
                 self.history.close()
-                self.history = None
             self.rounds.leave()
             self.progress.close()
             self.client.close()
@@ -210,14 +200,10 @@ class Worker:
         """What the step that now ends was made of; the next begins."""
         share, self._share = self._share, Share()
         self._units += share.units
-        self.steps_made += 1
         if self._weight is not None:
             share.samples, self._weight = self._weight, None
         elif not share.units:
             share.samples = share.global_samples = 1.0
-        self.samples += share.samples
-        if self.history is not None and self.history.due:
-            self.remember()
         return share
 
     def forget_share(self) -> None:
@@ -244,6 +230,7 @@ class Worker:
         self._clip_norm, self._norm_wanted = 0.0, None
         self.dropped += done.dropped
         self.waited_s += done.waited_s
+        self.samples += weight
         self.step = done.step
         self.progress.update(
             step=self.step, clock=self.step, samples=int(self.samples), epoch=self.epoch, state="training"
@@ -258,36 +245,18 @@ class Worker:
         finally:
             self.waited_s += time.monotonic() - since
 
-    def remember(self, metrics: dict[str, float] | None = None) -> None:
-        """Keep this moment in the history, where one is kept."""
-        if self.history is None:
-            return
-        if time.monotonic() >= self._staleness[0] + _STALENESS_EVERY_S:
-            found = self.rounds.state()["staleness"]
-            self._staleness = (time.monotonic(), found["count"], found["sum"])
-        traffic = self.client.stats()
-        self.history.add(
-            Moment(
-                time=time.time(),
-                steps=self.steps_made,
-                samples=int(self.samples),
-                waited_s=self.waited_s,
-                dropped=self.dropped,
-                bytes_sent=traffic["bytes_sent"],
-                bytes_received=traffic["bytes_received"],
-                pushes=self._staleness[1],
-                stale=self._staleness[2],
-                metrics=metrics or {},
-            )
-        )
-
-    def _begin(self) -> None:
-        """The first model is prepared: training begins."""
-        self._begun = True
+    def begin(self) -> None:
+        """A model is prepared: what follows is training."""
         if self.history is not None:
-            self.barrier(_BEGIN_S)
-            self.waited_s = 0.0  # starting up is no part of what is compared
-            self.remember()
+            self.history.begin()
+        if self.straggler is not None:
+            self.straggler.begin()
+
+    def stepped(self) -> None:
+        """An optimizer has stepped; not every word asks the servers then."""
+        self.steps_made += 1
+        if self.history is not None:
+            self.history.beat()
         if self.straggler is not None:
             self.straggler.begin()
 
