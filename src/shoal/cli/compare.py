@@ -84,8 +84,9 @@ def _show(options: CompareOptions, runs: list[Run], json: Path | None, notes: Co
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH)
     console.print(table(runs, columns))
-    seeds = f"median over {options.seeds} seeds, least to greatest, difference from {options.words[0]}"
-    console.print(f"{seeds}; 'not shown': the intervals overlap", style="dim", markup=False)
+    seeds = f"median of {options.seeds} seeds, least to greatest, difference from {options.words[0]}"
+    why = "the intervals overlap" if options.seeds > 1 else "one seed shows none"
+    console.print(f"{seeds}; 'not shown': {why}", style="dim", markup=False)
     console.print(draw(runs, metric, options.target, width=min(console.width, _PLOT_WIDTH_MAX)))
     for word in _alike(runs, metric):
         notes.print(

@@ -57,7 +57,7 @@ def open_history(job: Path, rank: int) -> BinaryIO:
     """That file, to be written; every line is there at once."""
     path = history_path(job, rank)
     path.parent.mkdir(exist_ok=True)
-    return path.open("ab", buffering=0)  # type: ignore[return-value]  # a raw file is one
+    return path.open("ab", buffering=0)
 
 
 def write_moment(file: BinaryIO, moment: Moment) -> None:
