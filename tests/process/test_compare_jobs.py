@@ -37,7 +37,7 @@ def test_a_straggler_makes_others_wait_under_bsp_and_not_under_asp(jobs: Jobs, t
         # Under bsp a worker that is not the straggler waits five parts of six; a pass has an end for all.
         assert (row["waiting"]["low"] > 0.25) == (word == "bsp"), words
         assert row["final loss"]["high"] < 0.5
-        assert row["seconds to loss<=0.5"]["high"] <= max(run["seconds"] for run in runs)
+        assert row["seconds to loss <= 0.5"]["high"] <= max(run["seconds"] for run in runs)
     for run in runs:
         histories = [
             read_history(history_path(out / f"{run['word']}-{run['seed']}", rank)) for rank in (0, 1)
@@ -52,7 +52,7 @@ def test_a_straggler_makes_others_wait_under_bsp_and_not_under_asp(jobs: Jobs, t
     ("case", "said"),
     [
         ("silent", "compare_scripts.py reported nothing in its first run (sync bsp): call worker.report"),
-        ("pretend", "target f1>=0.5: "),
+        ("pretend", "target f1 >= 0.5: "),
         ("broken", "ValueError: a mistake in the script"),
     ],
 )
@@ -104,6 +104,14 @@ def test_bad_input_is_one_line_and_runs_nothing(
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert not jobs.root.exists()
+
+
+def test_a_run_that_is_stopped_by_its_timeout_counts(jobs: Jobs, tmp_path: Path) -> None:
+    done = compare(
+        jobs, tmp_path, "--sync", "asp", "--seeds", "1", "--workers", "1", "--timeout", "3", SCRIPT, "stay"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "loss 0.5, stopped by --timeout" in done.stderr
 
 
 def test_a_signal_ends_the_job_and_the_comparison(jobs: Jobs, tmp_path: Path) -> None:

@@ -174,9 +174,9 @@ def test_the_table_says_what_is_shown_and_what_was_not_reached() -> None:
     runs += [a_run("hogwild", seed, 0.9, 0.8, seconds=1.0) for seed in range(3)]
     columns = figures(runs, "loss", TARGET)
     said = summary(runs, columns)
-    differences = {word: row["seconds to loss<=0.5"]["difference"] for word, row in said.items()}
+    differences = {word: row["seconds to loss <= 0.5"]["difference"] for word, row in said.items()}
     assert differences == {"bsp": None, "asp": "x 0.455", "ssp:3": "not shown", "hogwild": "differs"}
-    assert said["bsp"]["seconds to loss<=0.5"]["median"] == pytest.approx(2.2)
+    assert said["bsp"]["seconds to loss <= 0.5"]["median"] == pytest.approx(2.2)
     assert said["ssp:3"]["final loss"]["difference"] == "not shown"
     assert said["hogwild"]["final loss"]["difference"] == "+0.4"
     shown = written(table(runs, columns))
@@ -208,6 +208,10 @@ def test_the_plot_in_the_terminal_goes_where_the_values_go() -> None:
 
 def test_one_point_can_be_drawn() -> None:
     assert "bsp" in written(draw([a_run("bsp", 0, 0.5)], "loss", None, width=40))
+
+
+def test_what_is_nowhere_finite_cannot_be_drawn() -> None:
+    assert "no loss to draw" in written(draw([a_run("bsp", 0, math.nan)], "loss", None, width=40))
 
 
 def test_the_picture(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ __all__ = ["compare"]
 
 _CODE_FAILED, _CODE_MISUSE = 1, 2
 # Where there is no terminal; the table of all figures needs about that.
-_WIDTH = 140
+_WIDTH = 180
 _PLOT_WIDTH_MAX = 100
 
 
@@ -65,7 +65,9 @@ def _run(options: CompareOptions, notes: Console) -> list[Run]:
             continue
         late = ", stopped by --timeout" if run.code else ""
         metric = _metric(options, runs)
-        notes.print(f"{head} {run.seconds:.1f} s, {metric} {run.final(metric):.4g}{late}", markup=False)
+        final = run.final(metric)
+        said = f"no {metric}" if final is None else f"{metric} {final:.4g}"
+        notes.print(f"{head} {run.seconds:.1f} s, {said}{late}", markup=False)
     return runs
 
 

@@ -55,7 +55,7 @@ class Target:
         return bool(_REACHED[self.relation](value, self.value))
 
     def __str__(self) -> str:
-        return f"{self.metric}{self.relation}{self.value:g}"
+        return f"{self.metric} {self.relation} {self.value:g}"
 
 
 @dataclass(frozen=True, kw_only=True)

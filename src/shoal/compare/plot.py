@@ -27,6 +27,8 @@ _MARGIN = 9
 def draw(runs: Sequence[Run], metric: str, target: Target | None, *, width: int, height: int = 16) -> Text:
     """A plot of `width` by `height` characters, with axes and a legend."""
     lines = _lines(runs, metric)
+    if not lines:
+        return Text(f"no {metric} to draw: none was finite")
     seconds = [x for _, points in lines for x, _ in points]
     values = [y for _, points in lines for _, y in points]
     if target is not None:
@@ -73,7 +75,8 @@ def write_png(path: Path, runs: Sequence[Run], metric: str, target: Target | Non
     axes.set_xlabel("seconds")
     axes.set_ylabel(metric)
     axes.grid(alpha=0.25)
-    axes.legend()
+    if named:
+        axes.legend()
     FigureCanvasAgg(figure).print_png(str(path))
 
 

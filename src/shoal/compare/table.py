@@ -60,9 +60,9 @@ def figures(runs: Sequence[Run], metric: str, target: Target | None) -> list[Fig
         Figure("staleness", lambda run: run.staleness, lambda value: f"{value:.2f}", ratio=False),
         Figure("waiting", lambda run: run.idle, lambda value: f"{value:.0%}", ratio=False),
         Figure("sent by sockets", lambda run: float(run.bytes_sent) or None, _bytes),
-        Figure("dropped", lambda run: float(run.dropped), _whole, ratio=False),
+        Figure("dropped", lambda run: float(run.dropped) or None, _whole, ratio=False),
     ]
-    return [figure for figure in found if any(figure.of(run) for run in runs)]
+    return [figure for figure in found if any(figure.of(run) is not None for run in runs)]
 
 
 def _reached(run: Run, target: Target, what: str) -> float:
