@@ -36,8 +36,8 @@ class ShardedLoader:
     empty part, for which the loop sees no batch; `global_samples` then holds the samples of the unit's global
     batch. With the unit `NO_UNIT` and 0 samples others have a batch in this step and this worker has none.
     `on_pass(epoch)` is called when the worker has come to the end of a pass. `on_batch(batch)` is called just
-    before the loop gets a batch; `ahead(batch)`, if given, before it gets the one before that; `on_first(batch)`
-    with the first batch of all.
+    before the loop gets a batch, `on_first(batch)` for the first of all; `ahead(batch)`, if given, before the
+    loop gets the one before that.
 
     `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
     samples a batch of an iterable holds.

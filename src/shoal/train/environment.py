@@ -42,6 +42,8 @@ class WorkerEnvironment:
     seed: int | None = None  # SHOAL_SEED
     job: Path | None = None  # SHOAL_JOB: the directory of the job, where progress is reported
     wait_s: float | None = None  # SHOAL_WAIT_S: how long it waits for other workers before it gives up
+    straggler: str | None = None  # SHOAL_STRAGGLER: how slow this worker is made, as 5x or 50ms
+    history: bool = False  # SHOAL_HISTORY: workers begin together, and keep what they do (`shoal compare`)
 
     @property
     def alone(self) -> bool:
@@ -87,6 +89,8 @@ def read_worker_environment(environ: Mapping[str, str] | None = None) -> WorkerE
         seed=None if seed is None else check_count("SHOAL_SEED", _whole("SHOAL_SEED", seed), 0, SEED_MAX),
         job=None if job is None else Path(job),
         wait_s=_seconds("SHOAL_WAIT_S", source.get("SHOAL_WAIT_S")),
+        straggler=source.get("SHOAL_STRAGGLER") or None,
+        history=bool(source.get("SHOAL_HISTORY")),
     )
 
 

@@ -66,6 +66,8 @@ def join(
         batch=batch,
         seed=here.seed or 0,
         wait_s=wait_s,
+        straggler=here.straggler,
+        history=here.history,
     )
     _joined[os.getpid()] = worker
     atexit.register(_leave, worker)

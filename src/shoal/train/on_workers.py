@@ -102,7 +102,8 @@ class AllReduce(_Local):
         told = torch.tensor(
             [*touched, *rates, share.weight, share.weight * clip.max_norm], dtype=torch.float64
         )
-        self.worker.group.sum_(told)
+        with self.worker.waiting():  # small: what it takes is the others' time
+            self.worker.group.sum_(told)
         numbers = told.tolist()
         for group, rate in zip(groups, numbers[len(dense) :], strict=False):
             group["lr"] = rate
@@ -132,7 +133,9 @@ class Gossip(_Local):
         parameters = [dense.parameter.data for dense in self.dense]
         own = _packed(parameters)
         mixed = own * weights[group.rank]
-        for peer, theirs in zip(peers, group.swap(own, peers), strict=True):
+        with self.worker.waiting():
+            swapped = group.swap(own, peers)
+        for peer, theirs in zip(peers, swapped, strict=True):
             mixed += weights[peer] * theirs
         _unpack(mixed, parameters)
 

@@ -125,10 +125,13 @@ class Passes:
         worker.strategy.end_pass()
         worker.finish_share()
         shares = self._units // worker.world_size if self._static else 0
-        step = worker.waits.end_of_pass(self._first + epoch, f"pass {epoch}{self._name}", shares=shares)
+        with worker.waiting():
+            step = worker.waits.end_of_pass(self._first + epoch, f"pass {epoch}{self._name}", shares=shares)
         if step is None:
             return False
         worker.goes_on(step)
         worker.strategy.refresh()
         worker.report_pass(self._first + epoch)
+        if worker.history is not None:
+            worker.history.add()
         return True

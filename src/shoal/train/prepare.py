@@ -19,7 +19,7 @@ from shoal.train.at_servers import AtServers
 from shoal.train.batch_rows import BatchKeys, BatchRows, check_prefetch
 from shoal.train.blocks import Blocks, Downpour, Elastic
 from shoal.train.on_workers import AllReduce, Gossip, Hogwild
-from shoal.train.parameters import Stepped, TableUse, check_finite, described, survey
+from shoal.train.parameters import Stepped, TableUse, described, survey
 from shoal.train.passes import Passes
 from shoal.train.strategy import Strategy
 from shoal.train.twins import twin_of
@@ -128,6 +128,7 @@ def _prepare_training(
     for model in models:
         model._shoal_prepared = True  # type: ignore[assignment]
         worker.models.append(model)
+    worker.begin()
 
 
 def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> None:
@@ -164,20 +165,20 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
                 f"gradient. Call "
                 f"the closure yourself, then step()"
             )
+        worker.stepping()
         worker.schedules.stepped(optimizer)
         try:
-            if strategy.policy.dense_home != "server":
-                check_finite(one)
             strategy.before(one)
         except BadInput as error:
-            where = f"worker {strategy.worker.rank}"
+            where = f"worker {worker.rank}"
             if str(error).startswith(where):
                 raise
-            raise type(error)(f"{where}, step {strategy.worker.step}: {error}") from None
+            raise type(error)(f"{where}, step {worker.step}: {error}") from None
 
     def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         strategy.after(one)
         one.show_gradients()
+        worker.stepped()
 
     # Lets GradScaler call step also where a gradient is not finite, and tell us instead of skipping it.
     one.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from shoal.store.many import PullItem, PushItem, pull_many, push_many
 from shoal.store.tensor import Tensor
 from shoal.sync import Round
 from shoal.train.clip import scale_gradients
-from shoal.train.parameters import Dense, FlatFloats, Stepped, TableUse, flat
+from shoal.train.parameters import Dense, FlatFloats, Stepped, TableUse, check_finite, flat
 
 if TYPE_CHECKING:
     from shoal.sync.policy import Policy
@@ -94,6 +94,8 @@ class Strategy(ABC):
             one.hide_gradients()
             share.weight = 0.0
             return share
+        if self.policy.dense_home != "server":  # the store looks at what it is sent
+            check_finite(one)
         if one.reduction == "sum" and share.samples:
             # As if the mean of this part were that of the whole batch, whose sum it then stands for.
             factor *= share.global_samples / share.samples

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from shoal.errors import BadInput, Timeout
@@ -44,8 +45,11 @@ class Waits:
         def behind(state: dict[str, Any]) -> list[int]:
             return [rank for rank in _expected(state) if state["clocks"][rank] <= step]
 
-        what = f"the end of step {step}"
-        return self._until(what, lambda s: self._rounds.advance(step, timeout=s, **said), behind)
+        what, began = f"the end of step {step}", time.monotonic()
+        done = self._until(what, lambda s: self._rounds.advance(step, timeout=s, **said), behind)
+        waited_s = time.monotonic() - began
+        # The answer tells of the last slice alone.
+        return done if waited_s < self._slice_s else replace(done, waited_s=waited_s)
 
     def end_of_pass(self, epoch: int, name: str, *, shares: int = 0) -> int | None:
         """Wait until a pass is over everywhere: the next step, or None where units came back.

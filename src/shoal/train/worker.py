@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -19,10 +20,12 @@ from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
 from shoal.train.clip import LocalClip, RoundClip
+from shoal.train.history import History
 from shoal.train.ledger_report import LedgerReport
 from shoal.train.noticeboard import Noticeboard
 from shoal.train.progress import DataUse, ProgressReport
 from shoal.train.schedules import Schedules
+from shoal.train.straggler import Straggler
 from shoal.train.waits import WAIT_S, Waits, doing
 
 if TYPE_CHECKING:
@@ -70,6 +73,8 @@ class Worker:
         seed: int = 0,
         threads: object | None = None,
         wait_s: float = WAIT_S,
+        straggler: str | None = None,
+        history: bool = False,
     ) -> None:
         self.client = client
         self.policy = policy.with_whole_batches() if batch == "each" else policy
@@ -91,6 +96,8 @@ class Worker:
         self.ledger = LedgerReport(self.rounds)
         self.dropped = 0
         self.waited_s = 0.0
+        self.straggler = None if straggler is None else Straggler(straggler, lambda: self.waited_s)
+        self.history = History(self, job) if history and job is not None else None
         self.samples = 0.0
         self.strategy: Strategy | None = None
         self.steps_made = 0
@@ -151,6 +158,8 @@ class Worker:
                 f"clip the gradient (worker.clip_grad_norm_), or look at the batch of this step"
             )
         self.progress.update(loss=loss, metrics=values)
+        if self.history is not None:
+            self.history.add(values)
 
     def weight(self, samples: float) -> None:
         """Say how many samples the gradient of the next step stands for, where Shoal cannot see it."""
@@ -182,7 +191,8 @@ class Worker:
             return
         epoch = _BARRIERS + self._barriers
         self.rounds.open_pass(epoch, 0)
-        step = self.waits.end_of_pass(epoch, f"barrier {self._barriers}")
+        with self.waiting():
+            step = self.waits.end_of_pass(epoch, f"barrier {self._barriers}")
         assert step is not None, "a barrier has no units that could come back"
         self.goes_on(step)
 
@@ -216,6 +226,8 @@ class Worker:
     def close(self) -> None:
         """Leave the job: others wait no more for this worker."""
         if not self.client.closed:
+            if self.history is not None:
+                self.history.close()
             self.rounds.leave()
             self.progress.close()
             self.client.close()
@@ -248,7 +260,7 @@ class Worker:
             self._units += self._share.units
             self.samples += self._share.samples
             self._share = Share()
-            self._end_step(weight=0.0)
+            self.advance(weight=0.0)
 
     def forget_share(self) -> None:
         """The batches since the last step were only read."""
@@ -273,10 +285,6 @@ class Worker:
 
     def advance(self, weight: float, lr: float = math.nan, clip: float = 0.0) -> Advanced:
         """End the step: wait until the next may begin."""
-        self.steps_made += 1
-        return self._end_step(weight, lr, clip)
-
-    def _end_step(self, weight: float, lr: float = math.nan, clip: float = 0.0) -> Advanced:
         units, self._units = self._units, []
         done = self.waits.step(self.step, weight=weight, lr=lr, clip=clip, units=units)
         self.dropped += done.dropped
@@ -339,6 +347,35 @@ class Worker:
                 "\n".join([f"workers {self.rank} and {rank} have prepared different models:", *shown])
                 + "\nBuild the same model with the same optimizer on every worker"
             )
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens within is waiting for others."""
+        since = monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += monotonic() - since
+
+    def begin(self) -> None:
+        """A model is prepared: what follows is training."""
+        if self.history is not None:
+            self.history.begin()
+        if self.straggler is not None:
+            self.straggler.begin()
+
+    def stepping(self) -> None:
+        """An optimizer is about to step; not every word asks the servers then."""
+        self.steps_made += 1
+        if self.straggler is not None:
+            self.straggler.slow_down()
+
+    def stepped(self) -> None:
+        """An optimizer has stepped."""
+        if self.history is not None:
+            self.history.beat()
+        if self.straggler is not None:
+            self.straggler.begin()
 
     def __enter__(self) -> Worker:
         return self
