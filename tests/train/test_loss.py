@@ -67,7 +67,14 @@ def reference(loss: Loss, make: Optimizers, schedule: bool = False) -> dict[str,
 
 
 def equal(
-    workers: int, sync: str, loss: Loss, make: Optimizers = one_sgd, *, schedule: bool = False, **prepare: Any
+    workers: int,
+    sync: str,
+    loss: Loss,
+    make: Optimizers = one_sgd,
+    *,
+    schedule: bool = False,
+    tell: bool = True,
+    **prepare: Any,
 ) -> None:
     weighted = loss is mean_of_positive
 
@@ -77,7 +84,7 @@ def equal(
         optimizers = make(model)
         schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.8) for o in optimizers] if schedule else []
         _, *_, batches = worker.prepare(
-            model, *schedulers, *optimizers, loader(SAMPLES, BATCH, False), **prepare
+            model, *(schedulers if tell else ()), *optimizers, loader(SAMPLES, BATCH, False), **prepare
         )
         weigh = (lambda y: worker.weight(int((y > 0).sum()))) if weighted else None
         loop(model, optimizers, batches, loss, weigh, schedulers)
@@ -123,6 +130,10 @@ def test_several_optimizers_step_with_the_same_share(sync: str) -> None:
 def test_schedulers_of_a_worker_without_a_batch_do_not_lag(sync: str) -> None:
     """With two learning rates a shard takes that of the lowest rank that pushed there, not of the round."""
     equal(3, sync, torch.nn.functional.mse_loss, two_groups, schedule=True)
+
+
+def test_under_allreduce_all_step_with_the_rate_of_rank_0() -> None:
+    equal(3, "allreduce", torch.nn.functional.mse_loss, schedule=True, tell=False)
 
 
 def two_groups(model: Any) -> list[torch.optim.Optimizer]:
