@@ -35,11 +35,15 @@ def run_plain(options: list[str]) -> list[float]:
     said = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            said.append(line)
-    if process.returncode:
-        sys.exit(process.returncode)
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                said.append(line)
+            code = process.wait()
+        finally:
+            process.kill()  # does nothing to one that has ended
+    if code:
+        sys.exit(code)
     return errors("".join(said))
 
 
@@ -72,7 +76,7 @@ def main() -> int:
     times.append(time.monotonic())
     (_, *_, by_shoal) = run_shoal(options)
     times.append(time.monotonic())
-    table = Table("", "held-out RMSE", "below the mean's", "seconds, start to end")
+    table = Table("", "held-out RMSE", "below the mean's", "seconds")
     table.add_row("mean rating", f"{mean:.4f}", "", "")
     names = "torch, 1 process", "Shoal, 2 workers, 2 servers"
     for number, (name, error) in enumerate(zip(names, (by_torch, by_shoal), strict=True)):
@@ -81,7 +85,7 @@ def main() -> int:
     console.print("\n", table, sep="")
     good = abs(by_shoal / by_torch - 1) <= 0.02 and max(by_torch, by_shoal) <= 0.9 * mean
     verdict = "good" if good else "NOT GOOD: more than 2 %, or not 10 % below the mean's"
-    console.print(f"Shoal's error is {by_shoal / by_torch - 1:+.2%} from torch's: {verdict}")
+    console.print(f"Shoal's error is {by_shoal / by_torch - 1:+.2%} from torch's: {verdict}", soft_wrap=True)
     return 0 if good else 1
 
 

@@ -27,7 +27,8 @@ SMALL = {
 
 def run(*commands: list[str], cwd: Path) -> list[str]:
     """What each printed, run side by side; all must end well and without a warning."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    mine = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "XDG_STATE_HOME": str(cwd)}
+    environment = {**os.environ, **mine}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with ExitStack() as stack:
         processes = []

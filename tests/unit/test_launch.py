@@ -178,6 +178,14 @@ def test_old_jobs_are_forgotten(root: Path, monkeypatch) -> None:
     assert sorted(path.name for path in root.iterdir()) == ["job-2", "job-3", "job-4", "job-5"]
 
 
+def test_two_jobs_may_run_in_directories_of_the_same_name(root: Path, tmp_path: Path) -> None:
+    places = [tmp_path / "mine" / "job", tmp_path / "yours" / "job"]
+    records = [make_job_directory(JobOptions(command=(SCRIPT,), directory=place)) for place in places]
+    assert [find_job(record.name).path for record in records] == places
+    with pytest.raises(BadInput, match="is running"):  # but a name that was asked for is not changed
+        make_job_directory(JobOptions(command=(SCRIPT,), directory=tmp_path / "other", name="job"))
+
+
 def test_a_chosen_directory_keeps_what_is_not_ours(root: Path, tmp_path: Path) -> None:
     options = JobOptions(command=(SCRIPT,), directory=tmp_path / "mine")
     record = make_job_directory(options)

@@ -116,10 +116,14 @@ def make_job_directory(options: JobOptions) -> JobRecord:
     if options.directory is not None:
         path = options.directory.resolve()
         name = options.name or path.name
+        other = _read(root / name)
+        taken = other is not None and other.state in ("starting", "running") and other.path != path
+        if taken and options.name is None:  # by a job elsewhere; this one was given a place and no name
+            name = f"{path.name}-{os.getpid()}"
         link = root / name
     check_job_name(name)
-    for taken in dict.fromkeys((link, path)):
-        _make_room(taken)
+    for place in dict.fromkeys((link, path)):
+        _make_room(place)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in _OURS:
