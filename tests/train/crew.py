@@ -6,11 +6,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from shoal.store.connect import connect
 from shoal.train.join import local_workers
 from shoal.train.worker import Worker
 
 JOIN_S = 15.0
+# The first optimizer of a process takes seconds to import what it needs: not within somebody's deadline.
+torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
 
 
 def run_workers(

@@ -115,6 +115,10 @@ def make_job_directory(options: JobOptions) -> JobRecord:
     if options.directory is not None:
         path = options.directory.resolve()
         name = options.name or path.name
+        found = _read(root / name)
+        if options.name is None and found is not None and found.path != path and found.alive:
+            # Directories of the same last name are two jobs; the name was not asked for.
+            name = f"{name}-{os.getpid()}"
         link = root / name
     check_job_name(name)
     for taken in dict.fromkeys((link, path)):
