@@ -15,6 +15,8 @@ from shoal.train.worker import Worker
 
 JOIN_S = 15.0
 torch.set_num_threads(1)  # workers are threads themselves
+# The first optimizer of a process takes seconds to import what it needs: not within somebody's deadline.
+torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
 
 
 def run_workers(

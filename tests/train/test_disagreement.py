@@ -28,7 +28,7 @@ def train(worker: Worker, model: torch.nn.Module, **settings: Any) -> int:
 
 def disagreement(script: Callable[[Worker], Any], sync: str) -> str:
     with pytest.raises(Mismatch) as failure:
-        run_workers(2, script, sync, wait_s=2.0)
+        run_workers(2, script, sync, wait_s=3.0)
     return str(failure.value)
 
 
@@ -129,7 +129,7 @@ def test_a_gradient_that_is_nan_names_worker_and_step(sync: str) -> None:
             optimizer.step()
 
     with pytest.raises(BadInput, match=r"^worker [01], step [01]: .*finite.*check the loss for NaN"):
-        run_workers(2, script, sync, wait_s=2.0)
+        run_workers(2, script, sync, wait_s=3.0)
 
 
 def test_a_reported_loss_that_is_nan_names_worker_and_step() -> None:

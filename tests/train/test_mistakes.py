@@ -38,7 +38,7 @@ def fails(
 ) -> str:
     """The error of the first worker that fails; it must be of this kind and hold this message."""
     with pytest.raises(kind) as failure:
-        run_workers(workers, script, sync, wait_s=2.0)
+        run_workers(workers, script, sync, wait_s=3.0)
     assert message in str(failure.value)
     return str(failure.value)
 
@@ -139,8 +139,8 @@ def test_mistake_no_step_on_one_worker() -> None:
                 worker.ended.wait(10.0)  # type: ignore[attr-defined]  # it works on something else
 
     message = (
-        "worker 0, the end of step 0: waited 2 s for worker 1, which is at step 0. Does it call "
-        "optimizer.step() as often as the others? SHOAL_WAIT_S (now 2) allows more time"
+        "worker 0, the end of step 0: waited 3 s for worker 1, which is at step 0. Does it call "
+        "optimizer.step() as often as the others? SHOAL_WAIT_S (now 3) allows more time"
     )
     fails(_with_event(script), Timeout, message, workers=2)
 

@@ -199,6 +199,16 @@ def test_a_chosen_directory_keeps_what_is_not_ours(root: Path, tmp_path: Path) -
     assert (root / "mine").resolve() == tmp_path / "mine"
 
 
+def test_directories_of_one_last_name_are_two_jobs(root: Path, tmp_path: Path) -> None:
+    first, second = (tmp_path / place / "job" for place in ("a", "b"))
+    running = make_job_directory(JobOptions(command=(SCRIPT,), directory=first))
+    other = make_job_directory(JobOptions(command=(SCRIPT,), directory=second))
+    assert running.name == "job"
+    assert find_job(other.name).directory == str(second)
+    with pytest.raises(BadInput, match="is running"):
+        make_job_directory(JobOptions(command=(SCRIPT,), name="job"))
+
+
 def test_a_job_needs_a_place_to_write(monkeypatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", os.devnull)
     with pytest.raises(BadInput, match="cannot make the directory of the job"):

@@ -116,10 +116,10 @@ def make_job_directory(options: JobOptions) -> JobRecord:
     if options.directory is not None:
         path = options.directory.resolve()
         name = options.name or path.name
-        other = _read(root / name)
-        taken = other is not None and other.state in ("starting", "running") and other.path != path
-        if taken and options.name is None:  # by a job elsewhere; this one was given a place and no name
-            name = f"{path.name}-{os.getpid()}"
+        found = _read(root / name)
+        if options.name is None and found is not None and found.path != path and found.alive:
+            # Directories of the same last name are two jobs; the name was not asked for.
+            name = f"{name}-{os.getpid()}"
         link = root / name
     check_job_name(name)
     for place in dict.fromkeys((link, path)):
