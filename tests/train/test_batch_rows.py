@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.train.crew import JOIN_S, run_workers
+from tests.train.crew import JOIN_S, run_workers, without_notes
 from tests.train.models import IDS, ShoalModel, dense_values, loader, steps
 
 import shoal
@@ -24,6 +24,7 @@ def trained(worker: Worker, **options: Any) -> tuple[torch.Tensor, int]:
     dense_values(model)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     model, optimizer, batches = worker.prepare(model, optimizer, loader(90, 12, True), **options)
+    without_notes(worker)
     before = worker.client.stats()["pulls"]
     list(steps(model, optimizer, batches, 2))
     worker.barrier()

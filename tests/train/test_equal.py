@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from tests.train.crew import run_workers
+from tests.train.crew import run_workers, without_notes
 from tests.train.models import IDS, ShoalModel, TorchModel, dense_values, initial_rows, loader, steps
 
 from shoal.train.worker import Worker
@@ -115,6 +115,7 @@ def train(
     if scheduler is not None:
         worker.prepare(scheduler)
     worker.barrier()
+    without_notes(worker)
     before = Counts.of(worker)
     clipping = (lambda: worker.clip_grad_norm_(model, clip)) if clip else None
     made = len(list(steps(model, optimizer, batches, EPOCHS, clipping, scheduler)))
