@@ -23,7 +23,7 @@ def silent() -> None:
 def pretend() -> None:
     """A history as a job would leave it; the loss is that of the seed."""
     here, _ = join()
-    if here.sync == "asp" and here.seed == 1:
+    if here.sync == "asp":
         raise ValueError("only this one fails")
     assert here.job is not None
     history = open_history(here.job, here.rank)
@@ -46,7 +46,7 @@ def stay() -> None:
 
 
 def train(seed: str) -> None:
-    """A real one: steps of some milliseconds, so that a straggler has something to multiply."""
+    """A real one: 24 steps under bsp."""
     import torch
 
     import shoal
@@ -57,11 +57,10 @@ def train(seed: str) -> None:
     x = torch.randn(96, 4)
     batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1)), batch_size=8)
     model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     model, optimizer, batches = worker.prepare(model, optimizer, batches)
-    for _ in worker.epochs(3):
+    for _ in worker.epochs(2):
         for inputs, wanted in batches:
-            time.sleep(0.003)  # stands for computation
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(inputs).squeeze(1), wanted)
             loss.backward()

@@ -25,27 +25,25 @@ def compare(jobs: Jobs, out: Path, *arguments: str) -> subprocess.CompletedProce
 
 def test_a_straggler_makes_others_wait_under_bsp_and_not_under_asp(jobs: Jobs, tmp_path: Path) -> None:
     out, copy = tmp_path / "out", tmp_path / "copy.json"
-    arguments = ["--sync", "bsp,asp,scale=1", "--straggler", "1:6x", "--seeds", "1", "--target", "loss=0.5"]
+    arguments = ["--sync", "bsp,asp,scale=1", "--straggler", "1:60ms", "--seeds", "1", "--target", "loss=0.5"]
     done = compare(jobs, out, *arguments, "--json", str(copy), SCRIPT, "train", "{seed}")
     assert done.returncode == 0, done.stderr
     assert "asp,scale=1" in done.stdout
     results = json.loads((out / "results.json").read_text())
     assert copy.read_text() == (out / "results.json").read_text()
-    words, runs = results["words"], results["runs"]
-    assert [run["word"] for run in runs] == ["bsp", "asp,scale=1"]
-    for word, row in words.items():
-        # Under bsp a worker that is not the straggler waits five parts of six; a pass has an end for all.
-        assert (row["waiting"]["low"] > 0.25) == (word == "bsp"), words
-        assert row["final loss"]["high"] < 0.5
-        assert row["seconds to loss <= 0.5"]["high"] <= max(run["seconds"] for run in runs)
-    for run in runs:
-        histories = [
-            read_history(history_path(out / f"{run['word']}-{run['seed']}", rank)) for rank in (0, 1)
-        ]
-        assert sum(history[-1].samples for history in histories) == 3 * 96
-        fast, slow = (history[-1].steps for history in histories)
-        assert (fast == slow) == (run["word"] == "bsp"), (fast, slow)
+    assert [run["word"] for run in results["runs"]] == ["bsp", "asp,scale=1"]
+    for run in results["runs"]:
+        word = run["word"]
+        fast, slow = (read_history(history_path(out / f"{word}-0", rank)) for rank in (0, 1))
+        assert fast[-1].samples + slow[-1].samples == 2 * 96
+        assert results["words"][word]["seconds to loss <= 0.5"]["median"] <= run["seconds"]
         assert run["bytes_sent"] > 0
+        if word == "bsp":
+            assert fast[-1].steps == slow[-1].steps == 24
+            assert fast[-1].waited_s > 0.4  # the straggler slept 24 times 60 ms
+            assert run["idle"] > 0.05
+        else:
+            assert fast[-1].steps > slow[-1].steps
 
 
 @pytest.mark.parametrize(
@@ -66,22 +64,11 @@ def test_what_the_first_run_shows_ends_it(jobs: Jobs, tmp_path: Path, case: str,
         assert "does not report 'f1'; it reports: auc, loss" in done.stderr
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(jobs: Jobs, tmp_path: Path) -> None:
-    arguments = [
-        "--sync",
-        "bsp,asp",
-        "--seeds",
-        "2",
-        "--workers",
-        "1",
-        "--target",
-        "loss=0.1",
-        SCRIPT,
-        "pretend",
-    ]
-    done = compare(jobs, tmp_path, *arguments)
+def test_a_run_that_fails_is_told_and_the_others_count(jobs: Jobs, tmp_path: Path) -> None:
+    arguments = ["--sync", "bsp,asp", "--seeds", "1", "--workers", "1", "--target", "loss=0.1"]
+    done = compare(jobs, tmp_path, *arguments, SCRIPT, "pretend")
     assert done.returncode == 1
-    assert "[4/4] asp, seed 1: worker 0 failed with code 1:" in done.stderr
+    assert "[2/2] asp, seed 0: worker 0 failed with code 1:" in done.stderr
     assert "ValueError: only this one fails" in done.stderr
     assert "not reached" in done.stdout
     assert "1 failed" in done.stdout
@@ -106,9 +93,10 @@ def test_bad_input_is_one_line_and_runs_nothing(
     assert not jobs.root.exists()
 
 
+@pytest.mark.soak
 def test_a_run_that_is_stopped_by_its_timeout_counts(jobs: Jobs, tmp_path: Path) -> None:
     done = compare(
-        jobs, tmp_path, "--sync", "asp", "--seeds", "1", "--workers", "1", "--timeout", "3", SCRIPT, "stay"
+        jobs, tmp_path, "--sync", "asp", "--seeds", "1", "--workers", "1", "--timeout", "15", SCRIPT, "stay"
     )
     assert done.returncode == 0, done.stderr
     assert "loss 0.5, stopped by --timeout" in done.stderr
