@@ -23,8 +23,13 @@ STEPS = 8
 def make_bounded_plan(seed: int, bound: int) -> RoundPlan:
     rng = random.Random(f"bounded {seed}")
     plan = make_plan(seed)
-    faults = tuple(action for action in plan.actions if action.kind not in ("push", "pull", "crash"))
     clients = rng.choice((2, 3, 4))
+    faults = tuple(
+        action
+        for action in plan.actions
+        if action.kind == "pause_server"
+        or (action.kind not in ("push", "pull", "crash") and action.who < clients)
+    )
     plan = Plan(**{**plan.__dict__, "actions": faults, "clients": clients, "columns": (clients, 1)})
     return RoundPlan(plan, TAKE_EACH, 1.0, 1, bound)
 
