@@ -189,3 +189,13 @@ def test_checkpoints_say_what_to_do_today() -> None:
                 call("file:///nowhere")
 
     run_workers(1, script)
+
+
+def test_a_report_leaves_other_figures_alone() -> None:
+    def script(worker: Worker) -> Any:
+        worker.report(loss=1.0, auc=0.5)
+        worker.report(auc=0.6)
+        return worker.progress.value
+
+    said = run_workers(1, script)[0]
+    assert (said.loss, said.metrics) == (1.0, {"loss": 1.0, "auc": 0.6})

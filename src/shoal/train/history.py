@@ -117,7 +117,7 @@ class History:
             bytes_received=traffic["bytes_received"],
             pushes=self._pushes,
             stale=self._stale,
-            metrics=metrics or {},
+            metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
         )
         write_moment(self._file, moment)
 

@@ -146,18 +146,22 @@ class Worker:
                 self.epoch += 1
 
     def report(self, **metrics: Any) -> None:
-        """Show figures of this worker: loss, accuracy, any name. A loss that is not finite raises."""
+        """Show figures of this worker: loss, accuracy, any name; others than these stay as they are.
+
+        A loss that is not finite raises.
+        """
         values = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value)
             for name, value in metrics.items()
         }
-        loss = values.get("loss")
+        before = self.progress.value
+        loss = values.get("loss", before.loss)
         if loss is not None and not math.isfinite(loss):
             raise BadInput(
                 f"worker {self.rank}, step {self.step}: the loss is {loss}; lower the learning rate, "
                 f"clip the gradient (worker.clip_grad_norm_), or look at the batch of this step"
             )
-        self.progress.update(loss=loss, metrics=values)
+        self.progress.update(loss=loss, metrics=before.metrics | values)
         if self.history is not None:
             self.history.add(values)
 
