@@ -53,7 +53,7 @@ def run_workers(
 
 def without_notes(worker: Worker) -> None:
     """For tests that count requests: those by which workers compare what they do are left out."""
-    worker._board = None
+    worker.board = None
 
 
 @contextmanager

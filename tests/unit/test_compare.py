@@ -215,7 +215,6 @@ def test_what_is_nowhere_finite_cannot_be_drawn() -> None:
 
 
 def test_the_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     runs = [a_run(word, seed, 1.0, 0.5, 0.2) for word in ("bsp", "asp") for seed in range(3)]
     write_png(tmp_path / "compare.png", runs, "loss", TARGET)
     data = (tmp_path / "compare.png").read_bytes()

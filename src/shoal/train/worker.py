@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from shoal.train.noticeboard import Noticeboard
 from shoal.train.progress import DataUse, ProgressReport
 from shoal.train.schedules import Schedules
 from shoal.train.straggler import Straggler
-from shoal.train.waits import WAIT_S, Waits, doing
+from shoal.train.waits import WAIT_S, Waits
 
 if TYPE_CHECKING:
     from shoal.collective.group import Group
@@ -41,10 +41,6 @@ _BARRIERS = 1 << 40
 _CALLS = 1 << 24
 _STALENESS_EVERY_S = 1.0
 _LINES_MAX = 12
-# The notice of a worker whose exchange with the others has failed.
-_STUCK = (1 << 16) - 1
-_STUCK_S = 3.0
-_LOOK_EVERY_S = 0.1
 
 
 @dataclass
@@ -86,7 +82,7 @@ class Worker:
         self.seed = seed
         self.threads = threads
         # First: who sees this worker in the rounds shall find its notes.
-        self._board = Noticeboard(client, rank, world_size) if world_size > 1 else None
+        self.board = Noticeboard(client, rank, world_size) if world_size > 1 else None
         self.rounds = Rounds(client, rank, world_size)
         self.step = self.rounds.open(**policy.core_spec(world_size))
         self.epoch = 0
@@ -317,27 +313,10 @@ class Worker:
 
     def agree(self, topic: int, text: str) -> Iterator[tuple[int, str]]:
         """Tell the others `text`; gives those who have said something else on the topic, and what."""
-        if self._board is None:
+        if self.board is None:
             return iter(())
-        self._board.post(topic, text)
-        return self._board.differing(topic, text, self.rounds)
-
-    def stuck(self) -> str:
-        """Who is not where this worker waits for all of them; empty if all are."""
-        if self._board is None:
-            return ""
-        others = [rank for rank in range(self.world_size) if rank != self.rank]
-        self._board.post(_STUCK, str(self.step))
-        until = monotonic() + _STUCK_S
-        while True:
-            state = self.rounds.state()
-            there = self._board.posted(_STUCK, str(self.step), others)
-            missing = [rank for rank in others if rank not in there or state["phases"][rank] == "left"]
-            # Those who wait as well give up at about the same time.
-            gone = any(state["phases"][rank] == "left" for rank in missing)
-            if gone or not missing or monotonic() > until:
-                return doing(state, missing)
-            sleep(_LOOK_EVERY_S)
+        self.board.post(topic, text)
+        return self.board.differing(topic, text, self.rounds)
 
     def agree_on_model(self, described: list[str]) -> None:
         """Raise if another worker has prepared another model."""
