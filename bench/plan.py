@@ -20,6 +20,7 @@ class Plan:
     dense_elements: int = 25_000_000
     memory_rows: int = 10_000_000
     large_rows: int = 20_000_000
+    training_steps: int = 150
     only: frozenset[str] = frozenset()  # workloads asked for; empty = all
     contenders: tuple[str, ...] = ()  # name prefixes asked for; empty = all
 
@@ -27,7 +28,14 @@ class Plan:
         return not self.only or workload in self.only
 
 
-QUICK = Plan(repetitions=1, seconds=0.6, latency_samples=1000, memory_rows=2_000_000, large_rows=4_000_000)
+QUICK = Plan(
+    repetitions=1,
+    seconds=0.6,
+    latency_samples=1000,
+    memory_rows=2_000_000,
+    large_rows=4_000_000,
+    training_steps=40,
+)
 
 
 def alternate(book: Book, plan: Plan, label: str, contenders: Iterable[Contender], session: Session) -> None:

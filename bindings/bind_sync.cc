@@ -78,15 +78,18 @@ nb::dict sync_state(const PyClientPtr& self, double timeout_s) {
       take(without_gil([&] { return client.store_figures(deadline_in(timeout_s)); }));
   nb::dict dict = counts({{"closed", reply.closed}, {"staged_bytes", figures.staged_bytes}});
   nb::list clocks;
+  nb::list phases;
   nb::dict waiting;
   dict["dropped"] = reply.numbers.at(0);
   for (size_t i = 1; i + 2 < reply.numbers.size(); i += 3) {
     const auto phase = static_cast<SyncShard::Phase>(reply.numbers[i + 1]);
     clocks.append(reply.numbers[i]);
+    phases.append(reply.numbers[i + 1]);
     if (phase == SyncShard::Phase::waiting || phase == SyncShard::Phase::at_end)
       waiting[nb::int_((i - 1) / 3)] = static_cast<double>(reply.numbers[i + 2]) / 1000.0;
   }
   dict["clocks"] = clocks;
+  dict["phases"] = phases;
   dict["waiting"] = waiting;
   dict["staleness"] = counts(
       {{"count", figures.staleness.count}, {"sum", figures.staleness.sum}, {"max", figures.staleness.max}});

@@ -135,6 +135,18 @@ def _exchange(grad: Any) -> Any:
         return _shard.weight.add_(grad, alpha=-LR)
 
 
+def _train_exchange(keys: Any, grads: Any, dense_grad: Any) -> Any:
+    _push(keys, grads)
+    return _exchange(dense_grad)
+
+
+def train_exchange(keys: Any, grads: Any, dense_grad: Any) -> Any:
+    """All of a step's gradients up, the dense parameters down, in one call to the only server."""
+    import torch.distributed.rpc as rpc
+
+    return rpc.rpc_sync("rank0", _train_exchange, args=(keys, grads, dense_grad))
+
+
 class _Store:
     def __init__(self, spec: Spec) -> None:
         import torch

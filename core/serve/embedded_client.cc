@@ -42,7 +42,9 @@ class EmbeddedClient : public StoreClient {
         store_(shared_->store),
         crew_(shared_->crew),
         arena_(make_heap_arena(kWarmBytes)),
-        versions_(store_.shards()) {}
+        versions_(store_.shards()) {
+    for (auto& version : versions_) version = kNoVersion;
+  }
 
   Result<std::unique_ptr<StoreClient>> fork() override {
     if (closed_) return closed_status();
@@ -144,12 +146,13 @@ class EmbeddedClient : public StoreClient {
   Result<OperationPtr> send_push(const OperationPtr& operation, std::span<const PushItem> items,
                                  const PushOptions& options, bool sums_are_safe, Deadline) override {
     ++pushes_;
+    Begun begun(store_.shards());
     // Where a sum of duplicates might overflow, everything is looked at before anything is applied.
     for (const bool checking : {true, false}) {
       if (checking && sums_are_safe) continue;
       for (const PushItem& item : items) {
-        const Status status = item.spec->dense ? (checking ? Status{} : push_pieces(item, options))
-                                               : push_rows(item, options, checking);
+        const Status status = item.spec->dense ? (checking ? Status{} : push_pieces(item, options, begun))
+                                               : push_rows(item, options, checking, begun);
         if (!status.ok()) return status;
       }
     }
@@ -157,7 +160,10 @@ class EmbeddedClient : public StoreClient {
     return operation;
   }
 
-  Status push_rows(const PushItem& item, const PushOptions& options, bool only_check) {
+  // Shards that have a part of this push already: each counts the whole of it as one update.
+  using Begun = std::vector<std::atomic<bool>>;
+
+  Status push_rows(const PushItem& item, const PushOptions& options, bool only_check, Begun& begun) {
     const TableSpec& spec = *item.spec;
     const auto scratch = arena_->allocate(item.keys.size() * 12);
     if (scratch == nullptr) return out_of_memory();
@@ -173,11 +179,11 @@ class EmbeddedClient : public StoreClient {
       PushPart part = part_of(item, shard, options);
       part.keys = merged->keys;
       part.values = std::as_bytes(std::span(merged->rows, merged->keys.size() * spec.dim));
-      return put(store_.shard(shard), part, options);
+      return put(shard, part, options, begun);
     });
   }
 
-  Status push_pieces(const PushItem& item, const PushOptions& options) {
+  Status push_pieces(const PushItem& item, const PushOptions& options, Begun& begun) {
     const TableSpec& spec = *item.spec;
     return each(spec.pieces(), [&](size_t i) {
       const auto piece = static_cast<int64_t>(i);
@@ -187,7 +193,7 @@ class EmbeddedClient : public StoreClient {
       part.values = std::as_bytes(item.values.subspan(i * kPieceFloats, spec.floats(piece)));
       part.dc_lambda = item.dc_lambda;
       if (item.dc_lambda != 0.0f) part.pulled = std::as_bytes(item.pulled).data() + 4 * i * kPieceFloats;
-      return put(store_.shard(shard), part, options);
+      return put(shard, part, options, begun);
     });
   }
 
@@ -196,7 +202,8 @@ class EmbeddedClient : public StoreClient {
             .term = 1,
             .mode = options.mode,
             .lr = item.lr,
-            .version_read = options.by_staleness ? versions_[shard].load() : kNoVersion};
+            .version_read = versions_[shard],
+            .by_staleness = options.by_staleness};
   }
 
   // The distinct keys of one shard's group and what is pushed to them; the memory is kept warm.
@@ -222,9 +229,11 @@ class EmbeddedClient : public StoreClient {
     return merged;
   }
 
-  static Status put(Shard& shard, const PushPart& part, const PushOptions& options) {
-    if (options.stage_rank < 0) return shard.push(nullptr, {&part, 1}, options.step).status;
-    return shard.stage(nullptr, {&part, 1}, static_cast<uint32_t>(options.stage_rank), options.step).status;
+  Status put(uint32_t number, const PushPart& part, const PushOptions& options, Begun& begun) {
+    Shard& shard = store_.shard(number);
+    if (options.stage_rank >= 0)
+      return shard.stage(nullptr, {&part, 1}, static_cast<uint32_t>(options.stage_rank), options.step).status;
+    return shard.push(nullptr, {&part, 1}, options.step, 0, begun[number].exchange(true)).status;
   }
 
   SplitKeys split_into(const TableSpec& spec, std::span<const int64_t> keys, const Block& memory) const {

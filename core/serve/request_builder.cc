@@ -110,6 +110,7 @@ RequestBuilder::RequestBuilder(std::vector<uint32_t> placement, std::vector<uint
       heap_(std::move(heap)),
       versions_(placement_.size()) {
   assert(placement_.size() == terms_.size() && heap_ != nullptr);
+  for (auto& version : versions_) version = kNoVersion;
 }
 
 std::shared_ptr<Block> RequestBuilder::allocate(size_t bytes, bool shared) const {
@@ -291,7 +292,7 @@ Part RequestBuilder::push_part(const PushItem& item, uint32_t shard, Codec codec
   Part part = part_of(*item.spec, shard, codec);
   part.mode = static_cast<uint8_t>(options.mode);
   part.lr = item.lr;
-  part.version = options.by_staleness ? versions_[shard].load() : 0;
+  part.version = versions_[shard];
   return part;
 }
 

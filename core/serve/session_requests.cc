@@ -133,7 +133,8 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
                      .lr = part.lr,
                      .keys = numbers,
                      .values = *values,
-                     .version_read = (frame.header.flags & kByStaleness) != 0 ? part.version : kNoVersion,
+                     .version_read = part.version,
+                     .by_staleness = (frame.header.flags & kByStaleness) != 0,
                      .dc_lambda = part.dc_lambda,
                      .pulled = pulled});
   }

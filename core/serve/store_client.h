@@ -59,7 +59,7 @@ struct PushOptions {
   uint64_t step = 0;
   int64_t stage_rank = -1;  // >= 0: kept for the commit that names (stage_rank, step)
 
-  bool by_staleness = false;  // lr is divided by the updates since this client's last pull
+  bool by_staleness = false;  // lr is divided by the updates since this client's last pull, this one included
 
   Codec wire() const { return mode == PushMode::update ? codec : Codec::fp32; }
 };

@@ -126,8 +126,7 @@ bool Shard::prepare(const PushPart& part, bool only_part) {
 bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
   Entry& entry = *find(part.table);
   float lr = std::isnan(part.lr) ? spec_of(entry.rows).optimizer.lr : part.lr;
-  if (part.version_read < version)
-    lr /= static_cast<float>(std::max<uint64_t>(1, version - 1 - part.version_read));
+  lr /= staleness_divisor(part.by_staleness, part.version_read, version);
   if (auto* table = std::get_if<TableRows>(&entry.rows)) {
     return part.mode == PushMode::assign
                ? table->assign(part.keys, part.values.data(), version, step)
@@ -176,8 +175,8 @@ Status Shard::out_of_memory() const {
   return {Code::internal, "shard " + std::to_string(number_) + " is out of memory"};
 }
 
-Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step,
-                uint64_t entry) {
+Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step, uint64_t entry,
+                bool more) {
   const std::lock_guard lock(mutex_);
   Ack ack = begin(parts.empty() ? 0 : parts[0].term, entry);
   if (!ack.status.ok() || ack.duplicate) return ack;
@@ -187,16 +186,15 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   if (identity != nullptr) dedupe_.make_room(*identity);
   bool whole = std::all_of(parts.begin(), parts.end(),
                            [&](const PushPart& part) { return prepare(part, parts.size() == 1); });
-  for (const PushPart& part : parts) whole = whole && apply(part, version_ + 1, step);
+  const uint64_t version = more ? version_ : version_ + 1;
+  for (const PushPart& part : parts) whole = whole && apply(part, version, step);
   if (!whole) {
     ack.status = out_of_memory();
     return ack;
   }
-  if (!parts.empty() && parts[0].version_read <= version_) {
-    const uint64_t stale = version_ - parts[0].version_read;
-    staleness_ = {staleness_.count + 1, staleness_.sum + stale, std::max(staleness_.max, stale)};
-  }
-  ack.version = ++version_;
+  if (!parts.empty() && parts[0].mode == PushMode::update && !more)
+    staleness_.note(parts[0].version_read, version);
+  ack.version = version_ = version;
   if (identity != nullptr) dedupe_.record(*identity, version_);
   for (const PushPart& part : parts) {
     Entry& pushed = *find(part.table);
@@ -251,7 +249,7 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
                                      std::to_string(number_) + ", which is at " + std::to_string(committed_)};
     return ack;
   }
-  std::vector<Staging::Sum>& sums = staging_.sums(commit);
+  std::vector<Staging::Sum>& sums = staging_.sums(commit, version_ + 1);
   for (const Staging::Sum& sum : sums) {
     if (!prepare({.table = sum.table, .keys = sum.keys}, false)) {
       ack.status = out_of_memory();
@@ -267,7 +265,7 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
     [[maybe_unused]] const bool applied = apply(sum, step);
     assert(applied);  // all that can fail was prepared
   }
-  staging_.finish(commit);
+  staging_.finish(commit, version_, staleness_);
   committed_ = commit.seq;
   return logged(std::move(ack));
 }
@@ -278,7 +276,7 @@ double Shard::norm(const Commit& commit) {
   if (commit.seq <= committed_) return NAN;
   constexpr size_t kLanes = 16;  // a fixed tree: the same bits on every kind of CPU
   std::array<double, kLanes> lanes{};
-  for (const Staging::Sum& sum : staging_.sums(commit)) {
+  for (const Staging::Sum& sum : staging_.sums(commit, version_ + 1)) {
     const size_t floats = sum.keys.size() * sum.stride;
     for (size_t i = 0; i < floats; ++i) lanes[i % kLanes] += double{sum.rows[i]} * double{sum.rows[i]};
   }

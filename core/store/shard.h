@@ -55,13 +55,6 @@ struct Ack {
   uint32_t next = kNobody;
 };
 
-// How many updates lay between a push and the pull before it, where that was told.
-struct Staleness {
-  uint64_t count = 0;
-  uint64_t sum = 0;
-  uint64_t max = 0;
-};
-
 struct TableFigures {
   uint64_t rows = 0;
   uint64_t value_bytes = 0;
@@ -89,8 +82,10 @@ class Shard {
   // Pushes, staged ones and commits are the entries of the shard's log. The head numbers them; a replica is
   // given `entry`, says that one is a duplicate which it has, and `unavailable` to one that comes too early.
 
-  // Applies all parts as one update. `identity` null: no retries are possible (the embedded store).
-  Ack push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step, uint64_t entry = 0);
+  // Applies all parts as one update, or as more of the last one of the same client. `identity` null: no
+  // retries are possible (the embedded store).
+  Ack push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step, uint64_t entry = 0,
+           bool more = false);
 
   // Keeps all parts for the commit that will name (rank, step); the dedupe record is written with them.
   Ack stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank, uint64_t step,

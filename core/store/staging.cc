@@ -9,7 +9,11 @@
 namespace shoal {
 
 Staging::Part Staging::copy(const PushPart& part, const TableSpec& spec) {
-  Part copy{.table = part.table, .lr = part.lr, .stride = spec.floats(0)};
+  Part copy{.table = part.table,
+            .lr = part.lr,
+            .stride = spec.floats(0),
+            .version_read = part.version_read,
+            .by_staleness = part.by_staleness};
   copy.keys.assign(part.keys.begin(), part.keys.end());
   copy.rows = std::make_unique_for_overwrite<float[]>(copy.keys.size() * copy.stride);
   const std::byte* from = part.values.data();
@@ -80,14 +84,17 @@ Staging::Sum Staging::merge(const Weighted& parts) {
   return sum;
 }
 
-std::vector<Staging::Sum>& Staging::sums(const Commit& commit) {
+std::vector<Staging::Sum>& Staging::sums(const Commit& commit, uint64_t version) {
   if (summed_ == commit.seq) return sums_;
   std::map<uint32_t, Weighted> tables;
   for (const CommitEntry& entry : commit.entries) {
     auto it = staged_.find({entry.rank, entry.step, entry.client, entry.incarnation});
     if (SHOAL_MUTANT(any_life)) it = staged_.lower_bound({entry.rank, entry.step, 0, 0});
     if (it == staged_.end() || (entry.weight < 0.0f && !SHOAL_MUTANT(late_counts))) continue;
-    for (const Part& part : it->second.parts) tables[part.table].emplace_back(&part, entry.weight);
+    for (const Part& part : it->second.parts) {
+      const float divisor = staleness_divisor(part.by_staleness, part.version_read, version);
+      tables[part.table].emplace_back(&part, entry.weight / divisor);
+    }
   }
   sums_.clear();
   for (const auto& [table, parts] : tables) sums_.push_back(merge(parts));
@@ -95,10 +102,13 @@ std::vector<Staging::Sum>& Staging::sums(const Commit& commit) {
   return sums_;
 }
 
-void Staging::finish(const Commit& commit) {
+void Staging::finish(const Commit& commit, uint64_t version, Staleness& staleness) {
   sums_.clear();
   summed_ = 0;
   for (const CommitEntry& entry : commit.entries) {
+    const auto taken = staged_.find({entry.rank, entry.step, entry.client, entry.incarnation});
+    if (taken != staged_.end() && entry.weight > 0.0f)
+      staleness.note(taken->second.parts[0].version_read, version);
     auto it = staged_.lower_bound({entry.rank, 0, 0, 0});
     while (it != staged_.end() && std::get<0>(it->first) == entry.rank &&
            std::get<1>(it->first) <= entry.step) {

@@ -48,10 +48,11 @@ class Staging {
     std::vector<int64_t> merged_keys = {};
     std::unique_ptr<float[]> merged = nullptr;  // null: one contribution alone, as it was staged
   };
-  // The commit's sums, before its scale. They live until `finish`; asking again costs nothing.
-  std::vector<Sum>& sums(const Commit& commit);
-  // The commit is done: nothing of its workers up to its steps stays.
-  void finish(const Commit& commit);
+  // The commit's sums, before its scale, for an update that makes `version`. They live until `finish`; asking
+  // again costs nothing.
+  std::vector<Sum>& sums(const Commit& commit, uint64_t version);
+  // The commit is done and has made `version`: nothing of its workers up to its steps stays.
+  void finish(const Commit& commit, uint64_t version, Staleness& staleness);
 
   // All that is staged, for another shard to go on with.
   void encode(std::vector<std::byte>& out) const;
@@ -63,6 +64,8 @@ class Staging {
     uint32_t table = 0;
     float lr = 0.0f;
     uint32_t stride = 0;
+    uint64_t version_read = kNoVersion;
+    bool by_staleness = false;
     std::vector<int64_t> keys = {};
     std::unique_ptr<float[]> rows = nullptr;
   };

@@ -54,7 +54,7 @@ struct SyncAsk {
   uint64_t number = 0;   // grows with each question of a client; the same when it is sent again
   uint64_t applied = 0;  // commits up to here are done on every server
   SyncConfig config;
-  float weight = 0.0f;  // samples; 0: abstains
+  float weight = 0.0f;  // round: samples; count: what the gradient is multiplied by; 0: abstains
   float lr = 0.0f;
   float clip = 0.0f;
   uint32_t reserved = 0;

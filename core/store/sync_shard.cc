@@ -327,7 +327,9 @@ void SyncShard::make_commit(size_t count) {
         commit.lr = one.lr;
         commit.clip = one.clip;
       }
-      one.entry.weight = static_cast<float>(double{one.entry.weight} / total);
+      // A round is the mean of its members; of others the worker says what part of an update each is.
+      if (config_.take == Take::round)
+        one.entry.weight = static_cast<float>(double{one.entry.weight} / total);
     } else {
       one.entry.weight = kDropped;
     }
@@ -338,15 +340,16 @@ void SyncShard::make_commit(size_t count) {
   commits_.push_back(std::move(commit));
 }
 
-// Ends the pass that all present workers have come to the end of, once all of its units are done.
+// Ends the pass that all present workers have come to the end of, once all of its units are done. Where they
+// are at different ends the earliest goes first: whoever is let go on is then waited for by the rest.
 bool SyncShard::end_pass() {
-  const auto someone = std::find_if(members_.begin(), members_.end(),
-                                    [](const Member& member) { return member.phase == Phase::at_end; });
-  if (someone == members_.end() ||
-      std::any_of(members_.begin(), members_.end(), [this](const Member& m) { return counts(m); })) {
-    return false;
+  const Member* first = nullptr;
+  for (const Member& member : members_) {
+    if (counts(member)) return false;
+    if (member.phase == Phase::at_end && (first == nullptr || member.epoch < first->epoch)) first = &member;
   }
-  Pass& ending = pass(someone->epoch);
+  if (first == nullptr) return false;
+  Pass& ending = pass(first->epoch);
   if (ending.over || !ending.ledger.complete()) return false;
   ending.over = true;
   if (!contributions_.empty()) make_commit(contributions_.size());

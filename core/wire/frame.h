@@ -48,7 +48,7 @@ enum class Kind : uint16_t {
 enum Flags : uint32_t {
   kApply = 0,             // a push takes effect at once
   kStage = 1 << 0,        // a push waits for its round's commit
-  kByStaleness = 1 << 1,  // its lr is divided by its staleness: parts name the version they were made from
+  kByStaleness = 1 << 1,  // its lr is divided by its staleness
 };
 
 struct Header {

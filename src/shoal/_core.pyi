@@ -118,7 +118,7 @@ class Client:
         codec: str = "fp32",
         step: int = 0,
         stage_rank: int = -1,  # >= 0: kept for the commit that names (stage_rank, step), not applied now
-        by_staleness: bool = False,  # lr / max(1, updates of the shard since this client's last pull)
+        by_staleness: bool = False,  # lr / updates of the shard since this client's last pull, with this
         timeout_s: float,
     ) -> Ticket: ...
     def assign(
@@ -195,7 +195,8 @@ class Client:
         units: Sequence[tuple[int, int]] = ...,
         timeout_s: float,
     ) -> dict[str, Any]: ...
-    # clocks (by rank), closed, dropped, staged_bytes, waiting {rank: seconds}, staleness {count, sum, max}.
+    # clocks and phases (by rank; SyncShard::Phase), closed, dropped, staged_bytes, waiting {rank: seconds},
+    # staleness {count, sum, max}.
     def sync_state(self, timeout_s: float) -> dict[str, Any]: ...
     # The pass `epoch` has so many units; idempotent, another number is a mismatch.
     def ledger_open(self, *, epoch: int, units: int, timeout_s: float) -> None: ...

@@ -192,7 +192,7 @@ TEST(contributions_are_counted_in_order_of_finishing) {
   CHECK_EQ(job.get(job.finish(1, 2)).closed, 0);
   const SyncReply& third = job.get(job.finish(0, 0, 2.0f));
   CHECK_EQ(third.step, 1);
-  CHECK_EQ(text(third.commits.at(0)), "0:0=0.5 1:0=0.25 1:1=-1 1:2=0.25");
+  CHECK_EQ(text(third.commits.at(0)), "0:0=2 1:0=1 1:1=-1 1:2=1");
   job.finish(0, 1);
   job.applied = 1;
   const uint64_t first = job.epoch_ask(SyncVerb::pass_end, 0, 0);
@@ -228,6 +228,15 @@ TEST(a_pass_ends_when_all_is_done_and_all_are_there) {
   CHECK(!job.get(job.epoch_ask(SyncVerb::pass_end, 1, 7)).again);  // asked again: it is over
   CHECK(job.get(job.epoch_ask(SyncVerb::report, 1, 7)).numbers ==
         (std::vector<uint64_t>{4, 4, 2, 1, 1, 0, 4}));
+}
+
+TEST(workers_at_different_ends_are_let_go_in_order) {
+  Job job({.workers = 2, .take = Take::each});
+  const uint64_t later = job.epoch_ask(SyncVerb::pass_end, 0, 8);
+  const uint64_t earlier = job.epoch_ask(SyncVerb::pass_end, 1, 7);
+  CHECK(job.waits(later) && !job.waits(earlier));  // rank 1 works again, and is waited for
+  job.epoch_ask(SyncVerb::pass_end, 1, 8);
+  CHECK(!job.waits(later));
 }
 
 TEST(units_of_a_dropped_contribution_come_back) {

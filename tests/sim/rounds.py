@@ -42,6 +42,7 @@ class RoundPlan:
     take: int
     quorum: float
     count: int
+    slack: int = -1
 
 
 def make_round_plan(seed: int) -> RoundPlan:
@@ -130,7 +131,7 @@ class RoundClient(SimulatedClient):
         self._asked += 1
         body = ASK.pack(
             verb, self._who, self._step, 0, 0, self._asked, self.applied, self.world.plan.clients, shape.take,
-            shape.quorum, shape.count, -1, weight, float("nan"), 0.0, 0,
+            shape.quorum, shape.count, shape.slack, weight, float("nan"), 0.0, 0,
         ) + struct.pack("<Q", 0)  # fmt: skip
         self._open = [self._machine.ask(SYNC, [self.world.placement[0]], body)]
 
@@ -210,6 +211,8 @@ class RoundClient(SimulatedClient):
 class RoundWorld(World):
     """One run of rounds."""
 
+    client: type[RoundClient] = RoundClient
+
     def __init__(self, shape: RoundPlan) -> None:
         plan = shape.plan
         self.shape, self.plan = shape, plan
@@ -223,18 +226,22 @@ class RoundWorld(World):
         self._left = len(plan.actions)
         self._servers = [SimulatedServer(self, index) for index in range(plan.servers)]
         self.verifier = Verifier(self, self._servers)
-        self._clients = [RoundClient(self, who) for who in range(plan.clients)]
+        self._clients = [self.client(self, who) for who in range(plan.clients)]
         for action in plan.actions:
             self._schedule(action)
 
-    def run_rounds(self) -> tuple[int, int]:
-        """The number of commits and of attempts; raises Violation."""
+    def play(self) -> None:
+        """Until all workers are done; raises Violation."""
         limit = self.plan.quiet_after + 60_000.0
         while self.clock.step():
             if self.clock.now > limit:
                 raise Violation("not finished a minute after the last fault")
         if not self.finished():
             raise Violation(f"it stands still; {[client._then.__name__ for client in self._clients]}")
+
+    def run_rounds(self) -> tuple[int, int]:
+        """The number of commits and of attempts; raises Violation."""
+        self.play()
         closed = max((client.applied for client in self._clients), default=0)
         self.judged.judge(self.verifier.read_all()[0], closed, exactly=True)
         return closed, len(self.judged.attempts)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from .bounded import run_bounded_seed
 from .plan import BURST_EVERY, make_plan
 from .rounds import run_round_seed
 from .simulator import LIVENESS_MS, Summary, run_seed
@@ -24,6 +25,20 @@ def test_rounds_are_exact() -> None:
     assert sum(commits for commits, _ in runs) > 1500
     assert sum(attempts for _, attempts in runs) > 3000
     assert run_round_seed(7) == runs[7]
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_bounded_workers_are_bounded(bound: int) -> None:
+    leads = [run_bounded_seed(seed, bound) for seed in range(40)]
+    assert max(leads) == bound  # nobody was further ahead, and somebody was as far
+    assert run_bounded_seed(7, bound) == leads[7]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_bounded_workers_are_bounded_under_many_more_schedules(bound: int) -> None:
+    for seed in range(40, 500):
+        run_bounded_seed(seed, bound)
 
 
 @pytest.mark.slow

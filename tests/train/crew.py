@@ -1,26 +1,37 @@
-"""Runs workers as threads of this process and gives what they returned."""
+"""Runs workers as threads of this process and gives what they returned, or all of them in one thread."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from shoal.store.connect import connect
 from shoal.train.join import local_workers
 from shoal.train.worker import Worker
 
 JOIN_S = 15.0
+torch.set_num_threads(1)  # workers are threads themselves
+# The first optimizer of a process takes seconds to import what it needs: not within somebody's deadline.
+torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
 
 
 def run_workers(
-    count: int, script: Callable[[Worker], Any], sync: Any = "bsp", *, batch: str = "split"
+    count: int,
+    script: Callable[[Worker], Any],
+    sync: Any = "bsp",
+    *,
+    batch: str = "split",
+    wait_s: float = JOIN_S,
 ) -> list[Any]:
     """`script(worker)` in each of `count` threads; the first exception of any is raised here."""
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
     with connect("memory://", timeout=JOIN_S) as client:
-        makers = local_workers(count, sync, batch=batch, client=client)
+        makers = local_workers(count, sync, batch=batch, client=client, wait_s=wait_s)
 
         def run(rank: int) -> None:
             try:
@@ -38,3 +49,18 @@ def run_workers(
     if errors:
         raise errors[0]
     return results
+
+
+def without_notes(worker: Worker) -> None:
+    """For tests that count requests: those by which workers compare what they do are left out."""
+    worker.board = None
+
+
+@contextmanager
+def several(count: int, sync: str) -> Iterator[list[Worker]]:
+    """Workers that this thread steps in turn: for words under which nobody waits for anybody."""
+    with connect("memory://", timeout=JOIN_S) as client:
+        workers = [make() for make in local_workers(count, sync, client=client)]
+        yield workers
+        for worker in workers:
+            worker.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import pytest
 import torch
-from tests.train.crew import run_workers
+from tests.train.crew import run_workers, without_notes
 from tests.train.models import IDS, ShoalModel, TorchModel, dense_values, initial_rows, loader, steps
 
 from shoal.train.worker import Worker
@@ -79,6 +80,25 @@ def loaders(samples: int, batch: int, shuffle: bool) -> Any:
     return _kept.setdefault((samples, batch, shuffle), loader(samples, batch, shuffle))
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What the servers have counted: pushes of this worker, updates of each dense parameter."""
+
+    sent: int
+    updates: tuple[int, ...]
+
+    @staticmethod
+    def of(worker: Worker) -> Counts:
+        assert worker.strategy is not None
+        tensors = worker.strategy.tensors.values()
+        sent = worker.client.stats()["pushes"]
+        return Counts(sent, tuple(tensor.stats()["pushes"] for tensor in tensors))
+
+    def __sub__(self, other: Counts) -> Counts:
+        updates = zip(self.updates, other.updates, strict=True)
+        return Counts(self.sent - other.sent, tuple(now - then for now, then in updates))
+
+
 def train(
     worker: Worker, name: str, samples: int, batch: int, shuffle: bool, schedule: bool, clip: float
 ) -> Any:
@@ -88,18 +108,27 @@ def train(
     worker.barrier()
     optimizer = OPTIMIZERS[name](model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7) if schedule else None
-    if worker.rank == 0:
+    if worker.rank == 0 and worker.policy.dense_home == "server":
         worker.prepare(model, optimizer)
     worker.barrier()
     model, optimizer, batches = worker.prepare(model, optimizer, loader(samples, batch, shuffle))
+    if scheduler is not None:
+        worker.prepare(scheduler)
+    worker.barrier()
+    without_notes(worker)
+    before = Counts.of(worker)
     clipping = (lambda: worker.clip_grad_norm_(model, clip)) if clip else None
     made = len(list(steps(model, optimizer, batches, EPOCHS, clipping, scheduler)))
+    worker.barrier()
     found = {n: p.detach().clone() for n, p in model.named_parameters() if not n.startswith("emb")}
     found["rows"] = torch.from_numpy(model.emb.table.pull(list(range(IDS))).copy())
-    return found, made, worker.samples, model.emb.table.stats()["pushes"]
+    if scheduler is not None:
+        assert scheduler.last_epoch == EPOCHS * len(batches)  # also where a part was empty
+    return found, made, worker.samples, Counts.of(worker) - before
 
 
-CASES = [
+Case: TypeAlias = tuple[str, int, int, bool, bool, float]
+CASES: list[Case] = [
     ("sgd", 40, 8, False, False, 0.0),
     ("sgd", 43, 8, True, True, 0.0),
     ("momentum", 41, 8, True, False, 0.0),  # the last batch has one sample: fewer than workers
@@ -111,19 +140,32 @@ CASES = [
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_bsp_equals_one_process(workers: int, case: tuple[str, int, int, bool, bool, float]) -> None:
+def test_bsp_equals_one_process(workers: int, case: Case) -> None:
+    check(workers, case, "bsp")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_allreduce_equals_one_process(case: Case) -> None:
+    check(3, case, "allreduce")
+
+
+def check(workers: int, case: Case, sync: str) -> None:
     _kept.clear()
     expected = reference(*case)
-    results = run_workers(workers, lambda worker: train(worker, *case))
+    results = run_workers(workers, lambda worker: train(worker, *case), sync)
     for found, _, _, _ in results:
         for name, value in expected.items():
             torch.testing.assert_close(
                 found[name], value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
             )
     samples, batch = case[1], case[2]
-    # Every worker trained on its part and on no more: n workers that each train alone would fail here.
-    parts = [len(range(b * batch, min(samples, (b + 1) * batch))) for b in range(-(-samples // batch))]
-    for rank, (_, _, trained, pushes) in enumerate(results):
-        own = sum(size // workers + (rank < size % workers) for size in parts)
-        assert trained == EPOCHS * own
-        assert pushes > 0
+    # Every worker trained on its part and on no more, sent that once, and the servers made one update of all:
+    # n workers that each train alone would fail here.
+    sizes = [len(range(b * batch, min(samples, (b + 1) * batch))) for b in range(-(-samples // batch))]
+    for rank, (_, made, trained, counts) in enumerate(results):
+        own = [size // workers + (rank < size % workers) for size in sizes]
+        assert trained == EPOCHS * sum(own)
+        assert made == EPOCHS * sum(size > 0 for size in own)
+        first = sync == "allreduce" and case[5] > 0  # one of them gives the norm its first value
+        assert made <= counts.sent <= made + first
+        assert set(counts.updates) == ({EPOCHS * len(sizes)} if sync == "bsp" else set())

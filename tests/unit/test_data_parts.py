@@ -122,6 +122,24 @@ def test_a_lease_follows_the_speed() -> None:
     assert ledger.want(10_000) == 1
 
 
+def test_leases_are_short_at_the_end_of_a_pass() -> None:
+    wanted: list[int] = []
+    handed = 0
+
+    def lease(rank: int, epoch: int, want: int) -> list[tuple[int, int]]:
+        nonlocal handed
+        begin, handed = handed, min(100, handed + want)
+        wanted.append(want)
+        return [(begin, handed)] if begin < handed else []
+
+    ledger = LeasedLedger(0, 2, lease)
+    ledger.spent(0.001)
+    assert list(ledger.units(0, 100)) == list(range(100))
+    assert wanted[0] == 6
+    assert wanted == sorted(wanted, reverse=True)
+    assert wanted[-10:] == [1] * 10
+
+
 def test_two_workers_take_what_they_can() -> None:
     counter = Counter(100)
     fast, slow = LeasedLedger(0, 2, counter.lease), LeasedLedger(1, 2, counter.lease)

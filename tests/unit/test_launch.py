@@ -14,6 +14,7 @@ from shoal.launch.options import JobOptions
 from shoal.launch.records import find_job, make_job_directory
 from shoal.launch.screen import LogFile
 from shoal.launch.verdict import Verdict
+from shoal.sync.words import WORDS, usage
 
 SCRIPT = __file__
 
@@ -110,7 +111,6 @@ def test_each_cause_has_its_code(happens, code: int, sentence: str) -> None:
         ({"command": ("-m", "no_such_module.x")}, "module no_such_module.x is not found"),
         ({"workers": 0}, "workers is 0; allowed: a whole number from 1"),
         ({"servers": 65}, "servers is 65; allowed: a whole number from 1 to 64, the number of shards"),
-        ({"sync": "psb"}, "there is no word 'psb'. The words: bsp; quorum:share; ssp:bound"),
         ({"sync": "quorum:1.5"}, "share is 1.5; it must be a number above 0 and at most 1"),
         ({"batch": "whole"}, "batch is 'whole'; allowed: split"),
         ({"seed": -1}, "seed is -1"),
@@ -126,6 +126,13 @@ def test_bad_input_is_one_sentence_and_code_2(options: dict, said: str, capsys) 
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert said in error
+
+
+def test_an_unknown_word_lists_the_words_a_line_each(capsys) -> None:
+    assert run_command.run(command=(SCRIPT,), sync="bps") == 2
+    first, *words = capsys.readouterr().err.splitlines()
+    assert first == "error: sync 'bps': there is no word 'bps'. Did you mean bsp? The words (docs/sync.md):"
+    assert words == [f"  {usage(word)}" for word in WORDS]
 
 
 @pytest.fixture
@@ -171,6 +178,14 @@ def test_old_jobs_are_forgotten(root: Path, monkeypatch) -> None:
     assert sorted(path.name for path in root.iterdir()) == ["job-2", "job-3", "job-4", "job-5"]
 
 
+def test_two_jobs_may_run_in_directories_of_the_same_name(root: Path, tmp_path: Path) -> None:
+    places = [tmp_path / "mine" / "job", tmp_path / "yours" / "job"]
+    records = [make_job_directory(JobOptions(command=(SCRIPT,), directory=place)) for place in places]
+    assert [find_job(record.name).path for record in records] == places
+    with pytest.raises(BadInput, match="is running"):  # but a name that was asked for is not changed
+        make_job_directory(JobOptions(command=(SCRIPT,), directory=tmp_path / "other", name="job"))
+
+
 def test_a_chosen_directory_keeps_what_is_not_ours(root: Path, tmp_path: Path) -> None:
     options = JobOptions(command=(SCRIPT,), directory=tmp_path / "mine")
     record = make_job_directory(options)
@@ -182,6 +197,16 @@ def test_a_chosen_directory_keeps_what_is_not_ours(root: Path, tmp_path: Path) -
     make_job_directory(options)
     assert (tmp_path / "mine" / "results.csv").exists()
     assert (root / "mine").resolve() == tmp_path / "mine"
+
+
+def test_directories_of_one_last_name_are_two_jobs(root: Path, tmp_path: Path) -> None:
+    first, second = (tmp_path / place / "job" for place in ("a", "b"))
+    running = make_job_directory(JobOptions(command=(SCRIPT,), directory=first))
+    other = make_job_directory(JobOptions(command=(SCRIPT,), directory=second))
+    assert running.name == "job"
+    assert find_job(other.name).directory == str(second)
+    with pytest.raises(BadInput, match="is running"):
+        make_job_directory(JobOptions(command=(SCRIPT,), name="job"))
 
 
 def test_a_job_needs_a_place_to_write(monkeypatch) -> None:

@@ -19,6 +19,7 @@ LAYERS = [
     {"nn"},
     {"train"},
     {"launch"},
+    {"compare"},
     {"cli"},
 ]
 # Where torch may be imported; the rest of Shoal runs without it.

@@ -94,8 +94,19 @@ def test_a_file_that_is_not_ours_counts_as_none(job: Path, text: str) -> None:
 def test_the_board_counts_over_workers(job: Path) -> None:
     board = Board(job, 3)
     assert not board.refresh()
-    write(job, 0, clock=4, samples=100, loss=1.0, joined=10.0, time=12.0, state="training")
-    write(job, 1, clock=6, samples=300, loss=2.0, joined=11.0, time=14.0, waiting_for=[2], state="waiting")
+    write(job, 0, step=4, clock=4, samples=100, loss=1.0, joined=10.0, time=12.0, state="training")
+    write(
+        job,
+        1,
+        step=6,
+        clock=6,
+        samples=300,
+        loss=2.0,
+        joined=11.0,
+        time=14.0,
+        waiting_for=[2],
+        state="waiting",
+    )
     assert board.refresh()
     assert not board.refresh()
     counters = board.counters()
@@ -106,6 +117,24 @@ def test_the_board_counts_over_workers(job: Path) -> None:
     assert board.line() == (
         "step 4-6, 0 samples/s, loss 1.5, not joined: worker 2, worker 1 waits for worker 2"
     )
+
+
+def test_the_board_shows_what_workers_report_by_name(job: Path) -> None:
+    write(job, 0, loss=1.0, metrics={"loss": 1.0, "auc": 0.7})
+    write(job, 1, loss=2.0, metrics={"loss": 2.0, "auc": 0.8})
+    board = Board(job, 3)
+    board.refresh()
+    assert board.figures() == {"auc": pytest.approx(0.75)}
+    assert "auc" in [column.header for column in board.table().columns]
+
+
+def test_a_figure_that_is_no_number_hides_nothing(job: Path) -> None:
+    report = ProgressReport(job, rank=0)
+    report.update(step=3, metrics={"auc": float("nan"), "rmse": 0.5})
+    report.close()
+    said = read_progress(progress_path(job, 0))
+    assert said is not None
+    assert (said.step, said.metrics) == (3, {"rmse": 0.5})
 
 
 def test_the_board_measures_recent_speed(job: Path) -> None:

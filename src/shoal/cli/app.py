@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 import shoal
+from shoal.cli import compare as compare_
 from shoal.cli import doctor as doctor_
 from shoal.cli import job_logs, job_status, job_stop, run_command, serve, status_view
 from shoal.errors import ShoalError
@@ -44,6 +45,9 @@ _TokenFile = Annotated[
 ]
 _Bind = Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a token.")]
 _Port = Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")]
+_Straggler = Annotated[
+    str, typer.Option(help="Make a worker slow: 1:5x (rank 1, five times) or 1:50ms.", show_default=False)
+]
 _Threads = Annotated[int, typer.Option(help="Threads of a server; 0: by the number of cores.")]
 
 
@@ -73,6 +77,7 @@ def run(
     sync: Annotated[str, typer.Option(help="How workers synchronise: bsp, ssp:3, asp, ...")] = "bsp",
     batch: Annotated[str, typer.Option(help="split: a batch is cut over the workers; or each.")] = "split",
     seed: Annotated[int, typer.Option(help="Of initial values and the order of data.")] = 0,
+    straggler: _Straggler = "",
     name: Annotated[str | None, typer.Option(help="The job's name.", show_default=False)] = None,
     directory: Annotated[
         Path | None, typer.Option(help="The job's directory: logs, progress.", show_default=False)
@@ -97,10 +102,63 @@ def run(
         sync=sync,
         batch=batch,
         seed=seed,
+        straggler=straggler,
         name=name,
         directory=directory,
         timeout_s=timeout,
         join_timeout_s=join_timeout,
+    )
+    raise typer.Exit(code)
+
+
+@app.command(cls=run_command.RunCommand, context_settings={"allow_interspersed_args": False})
+def compare(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT ARGS... | -m MODULE ARGS...",
+            help="What each worker runs; {seed} in ARGS is the seed, as SHOAL_SEED and worker.seed are.",
+        ),
+    ],
+    sync: Annotated[str, typer.Option(help="Words to compare, with commas; the first is the measure.")],
+    target: Annotated[
+        str | None,
+        typer.Option(help="loss=0.3 or accuracy>=0.9: how soon is it reached?", show_default=False),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each word, with seeds from 0.")] = 3,
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
+    batch: Annotated[str, typer.Option(help="split: a batch is cut over the workers; or each.")] = "split",
+    straggler: _Straggler = "",
+    timeout: Annotated[
+        float | None, typer.Option(help="Stop each run after so many seconds.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of logs, results and plot; default: a new one here.", show_default=False
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Also write the results to this file.", show_default=False)
+    ] = None,
+) -> None:
+    """Run a script under several sync words, and show how soon and how well each of them trains.
+
+    Exit code: 0, 1 if a run failed, 2 if nothing could be compared, 130 after Ctrl-C.
+    """
+    code = compare_.compare(
+        command=tuple(command),
+        sync=sync,
+        target=target,
+        seeds=seeds,
+        workers=workers,
+        servers=servers,
+        batch=batch,
+        straggler=straggler,
+        timeout_s=timeout,
+        out=out,
+        json=json,
     )
     raise typer.Exit(code)
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,6 +18,7 @@ from shoal.errors import ShoalError
 from shoal.launch.board import Board, WorkerView
 from shoal.launch.records import JobRecord, WorkerRecord, find_job
 from shoal.store.control import Address
+from shoal.train.progress import DataUse
 
 __all__ = ["collect", "is_cluster", "show"]
 
@@ -74,6 +76,7 @@ def collect(record: JobRecord, timeout_s: float) -> dict[str, Any]:
             *workers,
         ],
         "counters": board.counters(),
+        "data": None if board.data is None else msgspec.to_builtins(board.data),
         "tables": cluster.get("tables", []),
         "problem": problem,
     }
@@ -143,6 +146,8 @@ def _print(report: dict[str, Any], console: Console) -> None:
         where = [_cell(process[name]) for name in ("index", "pid", "address")]
         table.add_row(process["role"], *where, f"[{colour}]{state}[/]", *cells)
     console.print(table)
+    if report["data"]:
+        console.print(f"data: {DataUse(**report['data'])}")
     if report["tables"]:
         console.print()
         status_view.print_tables(report["tables"], console)

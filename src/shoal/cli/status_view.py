@@ -22,6 +22,8 @@ __all__ = ["WIDTH", "collect", "print_tables", "show"]
 
 # A coordinator that is being restarted answers within this.
 _PATIENCE_S = 1.0
+# Tables by which the workers of a job talk; nothing of the user's is in them.
+_OWN = "shoal."
 # A line for each table, however long: cut or wrapped it could be neither read nor searched.
 WIDTH = 4096
 
@@ -55,6 +57,7 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
             page = control.ask(ListTables(after=after), TablePage, timeout_s)
             entries += page.entries
             more = page.more
+    entries = [entry for entry in entries if not entry.name.startswith(_OWN)]
     processes = [
         {"role": "coordinator", "index": 0, "pid": status.pid, "address": str(address), "state": "up"}
     ]

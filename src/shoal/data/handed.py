@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from shoal.data.ledger import Ledger
 from shoal.data.plan import Done
 
-__all__ = ["NO_UNIT", "Count", "Handed", "Source"]
+__all__ = ["NO_UNIT", "Count", "Handed", "Seen", "Source", "one_ahead"]
 
 # The unit of a step in which others have a batch and this worker has none to abstain from.
 NO_UNIT = -1
 
 Count = Callable[[Any], int]
+Seen = Callable[[Any], object]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,31 @@ class Handed:
     batch: Any = None
 
 
+def one_ahead(batches: Iterator[T], seen: Callable[[T], object]) -> Iterator[T]:
+    """The same batches, each shown to `seen` before the one that comes before it is given.
+
+    >>> [batch for batch in one_ahead(iter("abc"), lambda batch: print("sees", batch))]
+    sees a
+    sees b
+    sees c
+    ['a', 'b', 'c']
+    """
+    for now in batches:
+        seen(now)
+        for coming in batches:
+            seen(coming)
+            yield now
+            now = coming
+        yield now
+
+
 class Source(Protocol):
     """Where batches come from: by index from a map-style dataset, or in turn from anything that iterates."""
+
+    # Told of every batch of this worker's before the loop gets the one before it, if given.
+    seen: Seen | None
+    # The order of the pass that was started, in words: equal on all workers, or they read different batches.
+    order: str
 
     def __len__(self) -> int:
         """How many batches this worker sees in a pass, static order assumed; TypeError where nobody knows."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from shoal.data.handed import NO_UNIT, Count, Handed
+from shoal.data.handed import NO_UNIT, Count, Handed, Seen, one_ahead
 from shoal.data.indexed import copy_of
 from shoal.data.ledger import Ledger
 from shoal.data.order import Order
@@ -26,9 +26,11 @@ class InTurnSource:
 
     def __init__(self, batches: Iterable[Any], n: int, *, rank: int, seed: int, count: Count) -> None:
         self._n, self._rank, self._count = n, rank, count
+        self.seen: Seen | None = None
         self._order: Order | None = None
         self._batches: Any = batches
         self._any = False
+        self.order = "a stream"
         if isinstance(batches, DataLoader):
             self._order = Order(batches, seed=seed, rank=rank)
             self._batches = copy_of(
@@ -64,11 +66,19 @@ class InTurnSource:
 
     def _pass(self, batches: Iterator[Any], done: Done) -> Iterator[Handed]:
         read = 0
-        for unit, batch in enumerate(batches):
-            read += 1
-            if unit % self._n == self._rank and unit not in done:
-                samples = self._count(batch)
-                yield Handed(unit, samples, samples, batch)
+
+        def mine() -> Iterator[tuple[int, Any]]:
+            nonlocal read
+            for unit, batch in enumerate(batches):
+                read += 1
+                if unit % self._n == self._rank and unit not in done:
+                    yield unit, batch
+
+        seen = self.seen
+        own = mine() if seen is None else one_ahead(mine(), lambda pair: seen(pair[1]))
+        for unit, batch in own:
+            samples = self._count(batch)
+            yield Handed(unit, samples, samples, batch)
         # A generator gives nothing the second time, as in plain Python; nothing at all is a mistake.
         if read == 0 and not self._any:
             raise BadInput("the loader is empty: its dataset gave no batch")

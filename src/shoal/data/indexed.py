@@ -6,6 +6,7 @@ ahead of the loop, so what each fetched batch is stands in a queue beside it.
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
 
-from shoal.data.handed import NO_UNIT, Count, Handed
+from shoal.data.handed import NO_UNIT, Count, Handed, Seen, one_ahead
 from shoal.data.ledger import Ledger
 from shoal.data.order import Order
 from shoal.data.plan import Done, Plan
@@ -28,11 +29,14 @@ class IndexedSource:
     def __init__(self, loader: DataLoader[Any], plan: Plan, *, rank: int, seed: int, count: Count) -> None:
         _refuse_divided(loader)
         self._rank, self._count = rank, count
+        self.seen: Seen | None = None
         # Without batches of indexes there is nothing to cut: what a sampler gives is one item, and a unit.
         self._single = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
         self._plan = Plan(plan.workers, "each") if self._single else plan
         self._order = Order(loader, seed=seed, rank=rank)
         self._feed = _Feed()
+        self._samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
+        self.order = ""
         sampler = (
             {"batch_sampler": self._feed} if loader.batch_sampler is not None else {"sampler": self._feed}
         )
@@ -50,6 +54,7 @@ class IndexedSource:
         return (batches - self._rank + self._plan.workers - 1) // self._plan.workers
 
     def start(self, epoch: int, ledger: Ledger, done: Done) -> Iterator[Handed]:
+        before = self._order.digest(epoch)
         drawn = self._order.begin(epoch)
         length = self._order.length
         batches: _Batches
@@ -61,6 +66,8 @@ class IndexedSource:
             batches = _Kept(drawn)
         if len(batches) == 0:
             raise BadInput(f"pass {epoch}: the loader's sampler gave no batch")
+        digest = batches.digest() if isinstance(batches, _Kept) else before
+        self.order = f"{self._samples:,} samples in {len(batches):,} batches, order {digest:08x}"
         return self._pass(epoch, batches, ledger, done)
 
     def skip(self, epoch: int) -> None:
@@ -86,7 +93,9 @@ class IndexedSource:
     def _fetch(self, batches: _Batches, units: Iterable[int]) -> Iterator[Handed]:
         queue: deque[Handed] = deque()
         self._feed.parts = self._parts(batches, units, queue.append)
-        fetched = iter(self._fetching)
+        fetched: Iterator[Any] = iter(self._fetching)
+        if self.seen is not None:
+            fetched = one_ahead(fetched, self.seen)
         ended = object()
         while True:
             batch = next(fetched, ended)
@@ -163,6 +172,15 @@ class _Kept:
     def __len__(self) -> int:
         return len(self._batches)
 
+    def digest(self) -> int:
+        """A number that stands for the indexes and their order."""
+        found = 0
+        for batch in self._batches:
+            # Of what is no list of indexes (names, tuples) only the size is known to be the same everywhere.
+            seen = batch.tobytes() if isinstance(batch, array) else str(_size(batch)).encode()
+            found = zlib.crc32(seen, found)
+        return found
+
     def at(self, batch: int) -> Any:
         """Batch number `batch`, in any order."""
         return self._batches[batch]
@@ -179,6 +197,10 @@ def _packed(batch: Any) -> Any:
     if isinstance(batch, list) and all(type(index) is int for index in batch):
         return array("q", batch)
     return batch if hasattr(batch, "__getitem__") or not isinstance(batch, Iterable) else list(batch)
+
+
+def _size(batch: Any) -> int:
+    return len(batch) if hasattr(batch, "__len__") else 1
 
 
 def _cut(batch: Any, begin: int, end: int) -> Any:

@@ -93,7 +93,10 @@ class LeasedLedger(Ledger):
     def units(self, epoch: int, total: int) -> Iterator[int]:
         if self._open is not None:
             self._open(epoch, total)
-        while ranges := self._lease(self.rank, epoch, self.want(total)):
+        left = total
+        while ranges := self._lease(self.rank, epoch, self.want(left)):
+            # Units go in order. Leases get short towards the end: who holds the last ones trains alone.
+            left = min(left, total - max(end for _, end in ranges))
             for begin, end in ranges:
                 if not 0 <= begin < end <= total:
                     raise Internal(
@@ -101,12 +104,12 @@ class LeasedLedger(Ledger):
                     )
                 yield from range(begin, end)
 
-    def want(self, total: int) -> int:
-        """How many units the next lease asks for, in a pass of `total`."""
+    def want(self, left: int) -> int:
+        """How many units the next lease asks for, where so many are not handed out yet."""
         if self._unit_s is None:
             return 1
         timed = self._lease_s / max(self._unit_s, 1e-9)
-        return max(1, min(int(timed), total // (_LEASES_A_PASS * self.n), LEASE_UNITS_MAX))
+        return max(1, min(int(timed), left // (_LEASES_A_PASS * self.n), LEASE_UNITS_MAX))
 
     def spent(self, seconds: float) -> None:
         # A moving mean over about five units: follows a change of speed, forgets a single slow step.

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from shoal.data.handed import NO_UNIT, Count, Handed, Source
+from shoal.data.handed import NO_UNIT, Count, Handed, Seen, Source
 from shoal.data.in_turn import InTurnSource
 from shoal.data.indexed import IndexedSource
 from shoal.data.ledger import Ledger, StaticLedger
@@ -20,6 +20,7 @@ __all__ = ["NO_UNIT", "ShardedLoader"]
 
 OnUnit = Callable[[int, int, int], object]
 OnPass = Callable[[int], object]
+OnFirst = Callable[[Any], object]
 
 _STATE_VERSION = 1
 
@@ -34,7 +35,9 @@ class ShardedLoader:
     `on_unit(epoch, unit, samples)` is called when a batch is handed to the loop, and with 0 samples for an
     empty part, for which the loop sees no batch; `global_samples` then holds the samples of the unit's global
     batch. With the unit `NO_UNIT` and 0 samples others have a batch in this step and this worker has none.
-    `on_pass(epoch)` is called when the worker has come to the end of a pass.
+    `on_pass(epoch)` is called when the worker has come to the end of a pass. `on_batch(batch)` is called just
+    before the loop gets a batch, `on_first(batch)` for the first of all; `ahead(batch)`, if given, before the
+    loop gets the one before that.
 
     `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
     samples a batch of an iterable holds.
@@ -57,6 +60,9 @@ class ShardedLoader:
         batch: BatchMode = "split",
         on_unit: OnUnit | None = None,
         on_pass: OnPass | None = None,
+        on_batch: Seen | None = None,
+        ahead: Seen | None = None,
+        on_first: OnFirst | None = None,
         seed: int = 0,
         count: Count = samples_in,
     ) -> None:
@@ -64,7 +70,9 @@ class ShardedLoader:
         self._ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
         self._loader, self._plan = loader, plan
         self._on_unit, self._on_pass = on_unit, on_pass
+        self._on_batch, self._on_first = on_batch, on_first
         self._source = _source(loader, plan, rank=rank, seed=seed, count=count)
+        self._source.seen = ahead
         self._epoch = 0
         self._begun = False  # whether pass `_epoch` was begun, and so the next `for` runs another
         self._start_epoch = 0
@@ -77,6 +85,11 @@ class ShardedLoader:
     def epoch(self) -> int:
         """The pass that runs; between passes, the one that the next `for` runs."""
         return self._epoch
+
+    @property
+    def order(self) -> str:
+        """The order of the pass that runs, in words: equal on workers that draw the same batches."""
+        return self._source.order
 
     @property
     def leased(self) -> bool:
@@ -132,6 +145,11 @@ class ShardedLoader:
             if before is not None:
                 self._ledger.spent(now - before)
             before = now
+            if self._on_first is not None:
+                first, self._on_first = self._on_first, None
+                first(one.batch)
+            if self._on_batch is not None:
+                self._on_batch(one.batch)
             yield one.batch
         if self._on_pass is not None:
             self._on_pass(epoch)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
-from shoal.train.progress import Progress, progress_path, read_progress
+from shoal.train.progress import DataUse, Progress, progress_path, read_progress
 
 __all__ = ["Board", "WorkerView"]
 
@@ -18,6 +19,8 @@ __all__ = ["Board", "WorkerView"]
 _WINDOW_S = 10.0
 # Of less than this nothing can be said.
 _SHORTEST_S = 0.5
+# So many columns of what workers report fit beside the rest.
+_FIGURES_MAX = 3
 
 
 @dataclass
@@ -100,6 +103,7 @@ class Board:
         """The job's numbers over all workers."""
         reports = self._progress
         clocks = [report.clock for report in reports]
+        steps = [report.step for report in reports]
         joined = min((report.joined for report in reports), default=0.0)
         seconds = max((report.time for report in reports), default=0.0) - joined
         samples = sum(report.samples for report in reports)
@@ -107,18 +111,25 @@ class Board:
             "samples": samples,
             "samples_per_s": sum(view.samples_per_s for view in self.views),
             "samples_per_s_mean": samples / seconds if seconds > 0 else 0.0,
-            "steps": sum(clocks),
+            "steps": sum(steps),
+            "step_min": min(steps, default=0),
+            "step_max": max(steps, default=0),
             "clock_min": min(clocks, default=0),
             "clock_max": max(clocks, default=0),
             "loss": _mean([r.loss for r in reports]),
             "staleness": _mean([r.staleness for r in reports]),
         }
 
+    @property
+    def data(self) -> DataUse | None:
+        """How the data of the passes that have ended was used, if worker 0 has said so."""
+        return next((report.data for report in self._progress if report.data is not None), None)
+
     def line(self) -> str:
         """All of it in one line, for where there is no terminal."""
         now = self.counters()
         parts = [
-            f"step {_span(now['clock_min'], now['clock_max'])}",
+            f"step {_span(now['step_min'], now['step_max'])}",
             f"{now['samples_per_s']:,.0f} samples/s",
         ]
         parts += [f"{name} {now[name]:.4g}" for name in ("loss", "staleness") if now[name] is not None]
@@ -132,19 +143,28 @@ class Board:
         ]
         return ", ".join(parts)
 
+    def figures(self) -> dict[str, float]:
+        """What else the workers reported by name, accuracy and the like: the mean over them."""
+        reports = [report.metrics for report in self._progress]
+        names = {name: None for metrics in reports for name in metrics if name != "loss"}
+        means = {name: _mean([metrics.get(name) for metrics in reports]) for name in names}
+        return {name: mean for name, mean in means.items() if mean is not None}
+
     def summary(self, seconds: float) -> str:
         """What a job that ended well did."""
         totals = self.counters()
-        steps = _span(totals["clock_min"], totals["clock_max"])
+        steps = _span(totals["step_min"], totals["step_max"])
+        data = "" if self.data is None else f"; {self.data}"
         return (
             f"{seconds:.1f} s, {steps} steps a worker, {totals['samples']:,} samples, "
-            f"{totals['samples_per_s_mean']:,.0f} samples/s"
+            f"{totals['samples_per_s_mean']:,.0f} samples/s{data}"
         )
 
     def table(self) -> Table:
         """A row for each worker."""
         table = Table("worker", "state", "epoch", box=None, pad_edge=False, header_style="bold")
-        for name in ("step", "samples/s", "loss", "staleness"):
+        figures = list(self.figures())[:_FIGURES_MAX]
+        for name in ("step", "samples/s", "loss", *map(escape, figures), "staleness"):
             table.add_column(name, justify="right")
         table.add_column("waits for")
         for view in self.views:
@@ -157,6 +177,7 @@ class Board:
                 f"{said.step:,}",
                 f"{view.samples_per_s:,.0f}",
                 _number(said.loss),
+                *(_number(said.metrics.get(name)) for name in figures),
                 _number(said.staleness),
                 "" if view.ended or not said.waiting_for else _workers(said.waiting_for),
             )

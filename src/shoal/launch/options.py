@@ -11,6 +11,7 @@ from shoal.config import CoordinatorOptions, check_count, check_timeout
 from shoal.errors import BadInput
 from shoal.sync.words import check_word
 from shoal.train.environment import SEED_MAX, WORKERS_MAX, check_batch
+from shoal.train.straggler import parse_stragglers
 
 __all__ = ["JobOptions", "check_job_name"]
 
@@ -30,6 +31,10 @@ class JobOptions:
     batch: str = "split"
     # Of rows' initial values and the order of data, where the script does not choose its own.
     seed: int = 0
+    # Workers made slow on purpose: 1:5x, 1:50ms.
+    straggler: str = ""
+    # Workers begin together and keep a history, for `shoal compare`.
+    history: bool = False
     # None: the script's name and the time.
     name: str | None = None
     # None: under `name` in the directory of all jobs.
@@ -45,6 +50,7 @@ class JobOptions:
         check_word(self.sync)
         check_batch(self.batch)
         check_count("seed", self.seed, 0, SEED_MAX)
+        parse_stragglers(self.straggler, self.workers)
         if self.name is not None:
             check_job_name(self.name)
         if self.timeout_s is not None:

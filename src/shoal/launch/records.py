@@ -2,6 +2,7 @@
 
     job.json        who runs where; replaced as a whole by the supervisor, and only by it
     progress/       one file for each worker, written by it (`shoal.train.progress`)
+    history/        what each worker did moment by moment, where `shoal compare` asks for it
     logs/           job.log, as it was shown; worker-0.log; server-0.log and coordinator.log
     cluster/        what the cluster keeps while it runs: its token file, its journal, its logs
 
@@ -28,7 +29,7 @@ __all__ = ["JobRecord", "ServerRecord", "WorkerRecord", "find_job", "make_job_di
 JobState = Literal["starting", "running", "ended", "lost"]
 _JOBS_MAX = 100
 _RECORD = "job.json"
-_OURS = ("logs", "progress", "cluster")
+_OURS = ("logs", "progress", "cluster", "history")
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,10 +116,14 @@ def make_job_directory(options: JobOptions) -> JobRecord:
     if options.directory is not None:
         path = options.directory.resolve()
         name = options.name or path.name
+        found = _read(root / name)
+        if options.name is None and found is not None and found.path != path and found.alive:
+            # Directories of the same last name are two jobs; the name was not asked for.
+            name = f"{name}-{os.getpid()}"
         link = root / name
     check_job_name(name)
-    for taken in dict.fromkeys((link, path)):
-        _make_room(taken)
+    for place in dict.fromkeys((link, path)):
+        _make_room(place)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in _OURS:

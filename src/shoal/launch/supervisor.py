@@ -24,6 +24,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import msgspec
 
@@ -91,15 +92,18 @@ class _Signals:
                 raise _Stopped
 
 
-def run_job(options: JobOptions) -> int:
-    """Run a job to its end; its exit code. Must be called in the main thread of a process without others."""
+def run_job(options: JobOptions, shown: TextIO | None = None) -> int:
+    """Run a job to its end; its exit code. Must be called in the main thread of a process without others.
+
+    It is shown on stdout and stderr, or on `shown`.
+    """
     with ExitStack() as stack:
         # First: from the moment that there is a job to be seen, a signal ends it in order.
         signals = stack.enter_context(_Signals())
         record = make_job_directory(options)
         log = LogFile(record.path / "logs" / "job.log")
         stack.callback(log.close)
-        screen = Screen(log, lambda: signals.count > 0)
+        screen = Screen(log, lambda: signals.count > 0, stdout=shown, stderr=shown)
         stack.callback(screen.close)
         verdict = Verdict()
         try:
@@ -372,7 +376,9 @@ class _Job:
         seconds = time.monotonic() - self._begin
         ending = self._verdict.ending
         if ending is None:
-            self._screen.note(f"job {self._record.name} is done: {self._board.summary(seconds)}", "green")
+            done = [self._board.summary(seconds)]
+            done += [f"{name} {value:.4g}" for name, value in self._board.figures().items()]
+            self._screen.note(f"job {self._record.name} is done: {', '.join(done)}", "green")
         elif ending.rank is not None:
             said = self._last_words or ["it wrote nothing to stderr"]
             self._screen.plain([f"{ending.sentence}:", *said])

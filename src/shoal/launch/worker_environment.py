@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.launch.options import JobOptions
+from shoal.train.straggler import parse_stragglers
 
 __all__ = ["JobAddress", "worker_environment"]
 
@@ -39,6 +40,8 @@ def worker_environment(
         "SHOAL_BATCH": options.batch,
         "SHOAL_SEED": str(options.seed),
         "SHOAL_JOB": str(where.directory),
+        "SHOAL_STRAGGLER": parse_stragglers(options.straggler, options.workers).get(rank, ""),
+        "SHOAL_HISTORY": "1" if options.history else "",
         "RANK": str(rank),
         "WORLD_SIZE": str(options.workers),
         "LOCAL_RANK": str(rank),

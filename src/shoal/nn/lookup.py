@@ -89,5 +89,6 @@ def _gradient(entry: _Recorded, grad: torch.Tensor) -> RowGradient:
         )
     # From here on the ids are the caller's again, and loaders reuse their memory.
     keys = entry.keys.reshape(-1).clone().numpy()
-    rows = grad.detach().reshape(-1, entry.dim).to("cpu", torch.float32)
+    # By torch, whose strided copy (vectors are mostly parts of a wider tensor) is eight times NumPy's.
+    rows = grad.detach().reshape(-1, entry.dim).to("cpu", torch.float32).contiguous()
     return RowGradient(entry.dim, entry.dtype, entry.device, [Part(entry.owner, keys, rows)])

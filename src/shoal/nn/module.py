@@ -144,7 +144,7 @@ class TableModule(torch.nn.Module):
         if not parts:
             return None
         if len(parts) == 1:
-            return parts[0].keys, np.ascontiguousarray(parts[0].grads.numpy())
+            return parts[0].keys, parts[0].grads.numpy()
         return (
             np.concatenate([part.keys for part in parts]),
             np.concatenate([part.grads.numpy() for part in parts]),
@@ -162,6 +162,10 @@ class TableModule(torch.nn.Module):
         one takes its place.
         """
         self._offer = Offer(keys, rows, self.dim, self._where)
+
+    def withdraw(self) -> None:
+        """Take back what was offered and not used: the next forward pulls."""
+        self._offer = None
 
     @abstractmethod
     def _ask(self, *inputs: Any) -> Asked:

@@ -58,7 +58,8 @@ class Session:
         if os.getpid() != self.pid:
             raise WrongProcess(
                 f"this client of {self.address} belongs to process {self.pid}, and this is process "
-                f"{os.getpid()}, forked from it. Call shoal.connect() in the new process"
+                f"{os.getpid()}, forked from it. Call shoal.connect() in the new process; in a DataLoader "
+                f"worker pull in the training loop instead"
             )
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ from shoal.types import ArrayLike, Codec
 if TYPE_CHECKING:
     from shoal.store.client import Client, Session
 
-__all__ = ["PullItem", "PushItem", "pull_many", "push_many"]
+__all__ = ["ManyPulls", "PullItem", "PushItem", "pull_many", "push_many"]
 
 Handle: TypeAlias = "Table | Tensor"
 # A table and its keys, or a tensor and None; memory for the rows may follow.
@@ -38,21 +38,50 @@ def pull_many(client: Client, items: Sequence[PullItem], timeout: float | None =
     >>> [rows.shape for rows in pull_many(client, [(a, [1, 2]), (b, [3])])]
     [(2, 2), (1, 2)]
     """
-    started, session = time.monotonic(), client._session
-    seconds = _check(client, [item[0] for item in items], timeout)
-    results: list[Any] = [None] * len(items)
-    for codec in sorted({item[0]._codec for item in items}):
-        chosen = [i for i, item in enumerate(items) if item[0]._codec == codec]
-        shapes, core_items = zip(*(_pull_item(items[i]) for i in chosen), strict=True)
-        left = max(0.0, started + seconds - time.monotonic())
-        try:
-            found: Any = session.core.pull_many(list(core_items), codec=codec, timeout_s=left).wait(left)
-        except _core.CoreError as error:
-            raise session.error(error, _names([items[i][0] for i in chosen])) from None
-        arrays = [found] if len(chosen) == 1 else found  # the core's ticket of one item gives it alone
-        for i, shape, array in zip(chosen, shapes, arrays, strict=True):
-            results[i] = _result(items[i], shape, array)
-    return results
+    return ManyPulls(client, items, timeout).wait()
+
+
+class ManyPulls:
+    """A pull of several tables and tensors under way: as many operations as wire formats, mostly one."""
+
+    def __init__(self, client: Client, items: Sequence[PullItem], timeout: float | None = None) -> None:
+        self._items = items
+        self._session = client._session
+        seconds = _check(client, [item[0] for item in items], timeout)
+        self._until = time.monotonic() + seconds
+        self._started: list[tuple[list[int], list[tuple[int, ...]], _core.Ticket]] = []
+        for codec in sorted({item[0]._codec for item in items}):
+            chosen = [i for i, item in enumerate(items) if item[0]._codec == codec]
+            asked = [_pull_item(items[i]) for i in chosen]
+            try:
+                ticket = self._session.core.pull_many(
+                    [item for _, item in asked], codec=codec, timeout_s=seconds
+                )
+            except _core.CoreError as error:
+                raise self._error(error, chosen) from None
+            self._started.append((chosen, [shape for shape, _ in asked], ticket))
+
+    def in_background(self) -> ManyPulls:
+        """The same, carried on while nobody waits for it."""
+        for _, _, ticket in self._started:
+            ticket.leave()
+        return self
+
+    def wait(self) -> list[Any]:
+        """What each item asked for, in their order."""
+        results: list[Any] = [None] * len(self._items)
+        for chosen, shapes, ticket in self._started:
+            try:
+                found: Any = ticket.wait(max(0.0, self._until - time.monotonic()))
+            except _core.CoreError as error:
+                raise self._error(error, chosen) from None
+            arrays = [found] if len(chosen) == 1 else found  # the core's ticket of one item gives it alone
+            for i, shape, array in zip(chosen, shapes, arrays, strict=True):
+                results[i] = _result(self._items[i], shape, array)
+        return results
+
+    def _error(self, error: _core.CoreError, chosen: Sequence[int]) -> Exception:
+        return self._session.error(error, _names([self._items[i][0] for i in chosen]))
 
 
 def push_many(

@@ -13,7 +13,10 @@ from shoal.errors import Timeout
 if TYPE_CHECKING:
     from shoal.store.client import Client
 
-__all__ = ["Advanced", "Rounds"]
+__all__ = ["PHASES", "Advanced", "Rounds"]
+
+# What a worker is doing, as the sync shard numbers it (core/store/sync_shard.h).
+PHASES = ("absent", "working", "waiting", "at_end", "left")
 
 T = TypeVar("T")
 
@@ -83,8 +86,13 @@ class Rounds:
         )
 
     def state(self) -> dict[str, Any]:
-        """Clocks, who waits, staged bytes, dropped contributions, staleness."""
-        return dict(self._ask("sync state", lambda seconds: self._session.core.sync_state(seconds)))
+        """Clocks and phases by rank, who waits, staged bytes, dropped contributions, staleness."""
+        found = dict(self._ask("sync state", lambda seconds: self._session.core.sync_state(seconds)))
+        return {**found, "phases": [PHASES[number] for number in found["phases"]]}
+
+    def joined(self) -> list[int]:
+        """The ranks that have joined this job, also those that have left it again."""
+        return [rank for rank, phase in enumerate(self.state()["phases"]) if phase != "absent"]
 
     def open_pass(self, epoch: int, units: int) -> None:
         """A pass over the data has that many units; all workers must say the same."""

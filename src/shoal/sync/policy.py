@@ -77,6 +77,11 @@ class Policy:
         return self if self.rows is None else self.rows
 
     @property
+    def clock(self) -> Policy:
+        """Whose clock the job has: its own, or the rows' where the dense parameters need none."""
+        return self if self._needs_clock() else self.rows_policy
+
+    @property
     def staged(self) -> bool:
         """Whether a step's gradients wait at the servers for others before they make an update."""
         return self.dense_home == "server" and self.take.core(2)[0] != "each"
@@ -93,7 +98,21 @@ class Policy:
 
     def contribution_scale(self, samples: float, global_samples: float) -> float:
         """What a worker multiplies its gradient by before it is pushed."""
-        return self.scale.factor(samples, global_samples)
+        factor = self.scale.factor(samples, global_samples)
+        # Of several that make an update each is a part of their mean; a share is a part of the sum already.
+        mean_of = self.take.count if isinstance(self.take, Every) and not isinstance(self.scale, Share) else 1
+        return factor / mean_of
+
+    def commit_weight(self, samples: float) -> float:
+        """What the sync shard is told of a contribution: its samples, of which a round makes the mean; where
+        others' do not matter, only whether there is any.
+        """
+        return samples if self.clock.meets else float(samples > 0)
+
+    @property
+    def meets(self) -> bool:
+        """Whether an update is the mean of one step's contributions."""
+        return isinstance(self.take, All | First)
 
     def alpha(self, n: int) -> float:
         """The elastic force for `n` workers; 0 where there is none."""
@@ -116,9 +135,8 @@ class Policy:
         """
         if not isinstance(n, int) or n < 1:
             raise BadInput(f"core_spec: the number of workers is {n!r}; it must be at least 1")
-        clock = self if self._needs_clock() else self.rows_policy
-        take, quorum, count = clock.take.core(n)
-        return {"take": take, "quorum": quorum, "count": count, "slack": clock.proceed.slack}
+        take, quorum, count = self.clock.take.core(n)
+        return {"take": take, "quorum": quorum, "count": count, "slack": self.clock.proceed.slack}
 
     def with_whole_batches(self) -> Policy:
         """The same, by the same name, for workers that each draw whole batches: a share is then all of it."""
@@ -191,7 +209,7 @@ class Policy:
         if (
             self._needs_clock()
             and rows._needs_clock()
-            and (self.take, self.proceed) != (rows.take, rows.proceed)
+            and (self.dense_home == "worker" or (self.take, self.proceed) != (rows.take, rows.proceed))
         ):
             raise BadInput(
                 f"rows is {rows}: it waits by steps, and the dense parameters wait in another way; the job "

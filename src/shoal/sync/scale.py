@@ -17,7 +17,7 @@ class Scale:
 
     # Ways of taking that the rule has a meaning for.
     goes_with: ClassVar[tuple[type[Take], ...]] = (Each,)
-    # Whether servers divide the learning rate by max(1, staleness).
+    # Whether servers divide the learning rate by the staleness.
     by_staleness: ClassVar[bool] = False
 
     def factor(self, samples: float, global_samples: float) -> float:
@@ -29,7 +29,7 @@ class Scale:
 class Mean(Scale):
     """The mean over the samples of all that is taken; servers weigh when they know who is in."""
 
-    goes_with = (All, First, Every, Neighbours)
+    goes_with = (All, First, Neighbours)
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,26 @@ class Share(Scale):
     0.25
     """
 
+    goes_with = (Each, Every)
+
     def factor(self, samples: float, global_samples: float) -> float:
         return samples / global_samples if global_samples else 0.0
 
 
 @dataclass(frozen=True)
 class One(Scale):
-    """Unscaled, as the literature has it: n workers step n times as far."""
+    """Unscaled, as the literature has it: n workers step n times as far. Where several gradients make an
+    update: their mean.
+    """
+
+    goes_with = (Each, Every)
 
 
 @dataclass(frozen=True)
 class Staleness(Scale):
-    """1 / max(1, updates made since the pull). Where several gradients make an update: of their mean."""
+    """1 / the updates since the pull, its own included. Where several gradients make an update, each by its
+    own, then the mean.
+    """
 
     goes_with = (Each, Every)
     by_staleness = True

@@ -25,7 +25,7 @@ from shoal.sync.take import All, Each, Every, First, Neighbours
 
 __all__ = ["WORDS", "as_policy", "check_word", "parse", "parse_list", "usage"]
 
-_SHARE, _MEAN = Share(), Mean()
+_SHARE = Share()
 _BSP = Policy(Round(), All(), Mean(), Gradient()).called("bsp")
 _ASP = Policy(Always(), Each(), Share(), Gradient()).called("asp")
 
@@ -45,7 +45,7 @@ WORDS: dict[str, Callable[..., Policy]] = {
     "ssp": _ssp,
     "delay": _ssp,
     "asp": lambda scale=_SHARE: Policy(Always(), Each(), scale, Gradient()),
-    "softsync": lambda count, scale=_MEAN: Policy(Always(), Every(count), scale, Gradient()),
+    "softsync": lambda count, scale=_SHARE: Policy(Always(), Every(count), scale, Gradient()),
     "dcasgd": lambda strength, scale=_SHARE: Policy(
         Always(), Each(), Compensate(strength, scale), Gradient(), _ASP
     ),
@@ -72,7 +72,7 @@ WORDS: dict[str, Callable[..., Policy]] = {
 # How the text of a parameter is read, by the parameter's name; what is not here is a number with a point.
 _WHOLE = ("bound", "count", "push_every", "fetch_every", "period")
 _CHOICES: dict[str, dict[str, Any]] = {
-    "scale": {"share": Share(), "1": One(), "mean": Mean(), "staleness": Staleness()},
+    "scale": {"share": Share(), "1": One(), "staleness": Staleness()},
     "state": {"keep": "keep", "average": "average", "reset": "reset"},
     "nesterov": {"0": False, "1": True},
 }
@@ -215,7 +215,8 @@ def _read(parameter: str, text: str, default: Any) -> Any:
 def _unknown(text: str, name: str) -> str:
     near = difflib.get_close_matches(name, WORDS, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    return f"sync {text!r}: there is no word {name!r}.{hint} The words: {'; '.join(map(usage, WORDS))}"
+    words = "".join(f"\n  {usage(word)}" for word in WORDS)
+    return f"sync {text!r}: there is no word {name!r}.{hint} The words (docs/sync.md):{words}"
 
 
 def _continues(part: str) -> bool:

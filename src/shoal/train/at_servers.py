@@ -26,49 +26,45 @@ class AtServers(Strategy):
             for dense in one.dense:
                 _check_dtype(dense)
             self.open_tensors([(dense, twin_of(one.optimizer, dense.group)) for dense in one.dense])
-            # Lets GradScaler call step also where a gradient is not finite, and tell us instead of skipping
-            # it.
-            one.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         self.stepped.extend(stepped)
         self.pull_dense()
 
+    @property
+    def clips_rounds(self) -> bool:  # type: ignore[override]
+        return self.policy.meets
+
     def before(self, one: Stepped) -> None:
         worker, policy = self.worker, self.policy
-        share = worker.take_share()
-        factor = policy.contribution_scale(share.samples, share.global_samples)
-        unscale = _amp(one.optimizer)
-        pushes: list[PushItem] = []
-        if unscale is not None:
-            factor *= unscale
-            pushes = self._dense_pushes(one, factor) + self.row_pushes(one.tables, factor)
+        share = self.begin(one)
+        pushes = self._dense_pushes(one, policy.contribution_scale(share.samples, share.global_samples))
         if policy.compensation:
-            pushes = self._push_compensated(pushes)
-        self.push(pushes, step=worker.step, staged=policy.staged, by_staleness=policy.by_staleness)
-        worker.advance(weight=share.samples if unscale is not None else 0.0, lr=_round_lr(one))
+            self._push_compensated(pushes)
+            pushes = []
+        if policy.rows_policy is policy:  # one request for all
+            self.push_rows(one, share, pushes)
+        else:
+            self.push(pushes, policy)
+            self.push_rows(one, share)
+        clip = worker.round_clip
+        weight = policy.commit_weight(share.weight)
+        done = worker.advance(weight=weight, lr=_round_lr(one), clip=clip.max_norm)
+        clip.done(done.norm)
         self.pull_dense()
-        _hide_gradients(one)
-
-    def after(self, one: Stepped) -> None:
-        _show_gradients(one)
+        one.hide_gradients()
 
     def refresh(self) -> None:
         self.pull_dense()
 
-    def _push_compensated(self, pushes: Sequence[PushItem]) -> list[PushItem]:
-        """DC-ASGD: dense gradients go with the values that they were computed at; gives the rest."""
+    def _push_compensated(self, pushes: Sequence[PushItem]) -> None:
+        """DC-ASGD: dense gradients go with the values that they were computed at."""
         pulled = {id(self.tensors[id(dense.parameter)]): flat(dense.parameter) for dense in self.dense}
-        rest: list[PushItem] = []
         tickets = []
-        for push in pushes:
-            tensor, _, grad, lr = push
-            if not isinstance(tensor, Tensor):
-                rest.append(push)
-                continue
+        for tensor, _, grad, lr in pushes:
+            assert isinstance(tensor, Tensor)
             strength = self.policy.compensation
             tickets.append(tensor._push(grad, lr, self.worker.step, None, pulled[id(tensor)], strength))
         for ticket in tickets:
             ticket.wait()
-        return rest
 
     def _dense_pushes(self, one: Stepped, factor: float) -> list[PushItem]:
         pushes: list[PushItem] = []
@@ -96,29 +92,3 @@ def _round_lr(one: Stepped) -> float:
     own = any(use.lr is None for use in one.tables)
     rates = {float(group["lr"]) for group in one.optimizer.param_groups}
     return rates.pop() if len(rates) == 1 and not own else math.nan
-
-
-def _amp(optimizer: torch.optim.Optimizer) -> float | None:
-    """What gradients must be multiplied by, or None where they are not finite (GradScaler says so)."""
-    found = getattr(optimizer, "found_inf", None)
-    if found is not None and float(found) > 0:
-        return None
-    scale = getattr(optimizer, "grad_scale", None)
-    return 1.0 if scale is None else 1.0 / float(scale)
-
-
-def _hide_gradients(one: Stepped) -> None:
-    """Let the optimizer see nothing to step; `_show_gradients` puts back what users may want to look at."""
-    hidden = []
-    for group in one.optimizer.param_groups:
-        for parameter in group["params"]:
-            hidden.append((parameter, parameter.grad))
-            parameter.grad = None
-    one.hidden = hidden
-
-
-def _show_gradients(one: Stepped) -> None:
-    for parameter, grad in one.hidden:
-        if parameter.grad is None:
-            parameter.grad = grad
-    one.hidden = []

@@ -29,14 +29,8 @@ class _LocalSteps(Strategy):
         super().__init__(worker, policy)
         self._payload: Any = policy.payload
 
-    def push_rows(self, one: Stepped) -> None:
-        worker, rows = self.worker, self.policy.rows_policy
-        share = worker.take_share()
-        factor = rows.contribution_scale(share.samples, share.global_samples)
-        self.push(self.row_pushes(one.tables, factor), step=worker.step, by_staleness=rows.by_staleness)
-
     def before(self, one: Stepped) -> None:
-        self.push_rows(one)
+        self.push_rows(one, self.begin(one))
 
 
 class _OuterSteps(_LocalSteps):
@@ -62,6 +56,12 @@ class _OuterSteps(_LocalSteps):
 
     def values(self) -> dict[int, FlatFloats]:
         return {id(dense.parameter): flat(dense.parameter).copy() for dense in self.dense}
+
+    def forget_state(self) -> None:
+        """Models were exchanged: with `state=reset` the optimizers begin anew."""
+        if self.policy.state == "reset":
+            for one in self.stepped:
+                _reset(one.optimizer)
 
 
 class Blocks(_OuterSteps):
@@ -101,13 +101,11 @@ class Blocks(_OuterSteps):
         self._steps = 0
         states = _state_tensors(self.stepped) if self.policy.state == "average" else {}
         pushes = self.differences(self._base) + self._state_pushes(states)
-        self.push(pushes, step=worker.step, staged=True)
+        self.push(pushes, staged=True)
         worker.advance(weight=1.0)
         self.pull_dense()
         self._base = self.values()
-        if self.policy.state == "reset":
-            for one in self.stepped:
-                one.optimizer.state.clear()
+        self.forget_state()
         for name, state in states.items():
             state.copy_(torch.from_numpy(self._states[name].pull()).view(state.shape))
 
@@ -121,6 +119,17 @@ class Blocks(_OuterSteps):
             tensor = self._states[name]
             pushes.append((tensor, None, tensor.pull() - flat(state), None))
         return pushes
+
+
+def _reset(optimizer: torch.optim.Optimizer) -> None:
+    """As when it was made. Optimizers make their state when it is needed, but for Adagrad."""
+    if not isinstance(optimizer, torch.optim.Adagrad):
+        optimizer.state.clear()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["step"].zero_()
+            optimizer.state[parameter]["sum"].fill_(group["initial_accumulator_value"])
 
 
 def _state_tensors(stepped: Sequence[Stepped]) -> dict[str, torch.Tensor]:
@@ -144,6 +153,7 @@ class Elastic(_OuterSteps):
     def __init__(self, worker: Worker, policy: Policy) -> None:
         super().__init__(worker, policy)
         self._steps = 0
+        self._weight = 0.0  # of the step that runs
 
     def outer_optimizer(self) -> optim.Optimizer:
         return optim.SGD(lr=1.0)
@@ -152,12 +162,14 @@ class Elastic(_OuterSteps):
         # The force is that of before the local step.
         if one is self.stepped[0] and self._steps >= self._payload.period:
             self._pull_together()
-        self.push_rows(one)
+        share = self.begin(one)
+        self._weight = self.policy.commit_weight(share.weight)
+        self.push_rows(one, share)
 
     def after(self, one: Stepped) -> None:
         if one is self.stepped[-1]:
             self._steps += 1
-            self.worker.advance(weight=1.0)
+            self.worker.advance(weight=self._weight)
 
     def end_pass(self) -> None:
         if self._steps:
@@ -176,9 +188,10 @@ class Elastic(_OuterSteps):
             force = alpha * (flat(dense.parameter) - tensor.pull())
             pushes.append((tensor, None, -force, None))
             moves.append((dense, force))
-        self.push(pushes, step=self.worker.step)
+        self.push(pushes)
         for dense, force in moves:
             dense.parameter.data -= torch.from_numpy(force).view(dense.parameter.shape)
+        self.forget_state()
 
 
 class Downpour(_LocalSteps):
@@ -199,13 +212,13 @@ class Downpour(_LocalSteps):
         self.pull_dense()
 
     def before(self, one: Stepped) -> None:
-        share = self.worker.take_share()
+        share = self.begin(one)
         factor = self.policy.contribution_scale(share.samples, share.global_samples)
         for dense in one.dense:
             if dense.parameter.grad is not None:
                 held = self._sums.get(id(dense.parameter), np.float32(0))
                 self._sums[id(dense.parameter)] = held + factor * flat(dense.parameter.grad)
-        self.push(self.row_pushes(one.tables, factor), step=self.worker.step)
+        self.push_rows(one, share)
 
     def after(self, one: Stepped) -> None:
         if one is not self.stepped[-1]:
@@ -230,4 +243,4 @@ class Downpour(_LocalSteps):
             if id(dense.parameter) in self._sums
         ]
         self._sums.clear()
-        self.push(pushes, step=self.worker.step)
+        self.push(pushes, self.policy)

@@ -1,16 +1,37 @@
-"""Clipping of one worker's own gradient, dense parameters and rows together."""
+"""Clipping by norm, dense parameters and rows together: of one worker's gradient, or of a whole round's."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
 from shoal.nn.gradient import RowGradient
-from shoal.nn.module import table_modules
+from shoal.nn.module import TableModule, table_modules
 
-__all__ = ["LocalClip"]
+__all__ = ["LocalClip", "RoundClip", "clip_factor", "scale_gradients"]
+
+
+def clip_factor(max_norm: float, norm: float) -> float:
+    """What a gradient of this norm is multiplied by, as torch has it."""
+    return min(1.0, max_norm / (norm + 1e-6))
+
+
+def scale_gradients(
+    dense: Iterable[torch.nn.Parameter], tables: Iterable[TableModule], factor: float
+) -> None:
+    """Multiply gradients in place."""
+    if factor == 1.0:
+        return
+    for parameter in dense:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+    for module in tables:
+        if isinstance(module.weight.grad, RowGradient):
+            for part in module.weight.grad.parts:
+                part.grads.mul_(factor)
 
 
 class LocalClip:
@@ -36,13 +57,24 @@ class LocalClip:
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale everything down where the norm is above `max_norm`, as torch does; gives the norm."""
         total = self.norm()
-        factor = min(1.0, max_norm / (total + 1e-6))
-        if factor < 1.0:
-            for parameter in self._dense:
-                assert parameter.grad is not None
-                parameter.grad.mul_(factor)
-            for module in self._tables:
-                if isinstance(module.weight.grad, RowGradient):
-                    for part in module.weight.grad.parts:
-                        part.grads.mul_(factor)
+        scale_gradients(self._dense, self._tables, clip_factor(max_norm, total))
         return torch.tensor(total)
+
+
+class RoundClip:
+    """A wish to clip the next round's mean gradient, whose norm is known when the round is closed."""
+
+    def __init__(self) -> None:
+        self.max_norm = 0.0  # 0: no wish
+        self._norm = torch.tensor(math.nan)
+
+    def wish(self, max_norm: float) -> torch.Tensor:
+        """The tensor that the norm will stand in."""
+        self.max_norm, self._norm = max_norm, torch.tensor(math.nan)
+        return self._norm
+
+    def done(self, norm: float) -> None:
+        """The round is closed."""
+        if self.max_norm:
+            self._norm.fill_(norm)
+        self.max_norm = 0.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.config import check_count, read_environment
+from shoal.config import check_count, check_timeout, read_environment
 from shoal.errors import BadInput
 from shoal.sync.words import check_word
 
@@ -41,6 +41,9 @@ class WorkerEnvironment:
     batch: str | None = None  # SHOAL_BATCH: split or each
     seed: int | None = None  # SHOAL_SEED
     job: Path | None = None  # SHOAL_JOB: the directory of the job, where progress is reported
+    wait_s: float | None = None  # SHOAL_WAIT_S: how long it waits for other workers before it gives up
+    straggler: str | None = None  # SHOAL_STRAGGLER: how slow this worker is made, as 5x or 50ms
+    history: bool = False  # SHOAL_HISTORY: workers begin together, and keep what they do (`shoal compare`)
 
     @property
     def alone(self) -> bool:
@@ -85,6 +88,9 @@ def read_worker_environment(environ: Mapping[str, str] | None = None) -> WorkerE
         batch=None if batch is None else check_batch(batch),
         seed=None if seed is None else check_count("SHOAL_SEED", _whole("SHOAL_SEED", seed), 0, SEED_MAX),
         job=None if job is None else Path(job),
+        wait_s=_seconds("SHOAL_WAIT_S", source.get("SHOAL_WAIT_S")),
+        straggler=source.get("SHOAL_STRAGGLER") or None,
+        history=bool(source.get("SHOAL_HISTORY")),
     )
 
 
@@ -109,3 +115,10 @@ def _whole(name: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise BadInput(f"{name} is {text!r}; allowed: a whole number") from None
+
+
+def _seconds(name: str, text: str | None) -> float | None:
+    try:
+        return check_timeout(float(text)) if text else None
+    except ValueError:
+        raise BadInput(f"{name} is {text!r}; it must be a number of seconds above 0") from None

@@ -13,11 +13,12 @@ from shoal.store.connect import connect
 from shoal.sync.policy import Policy
 from shoal.sync.words import as_policy
 from shoal.train.environment import check_batch, read_worker_environment
+from shoal.train.meeting import Meeting
+from shoal.train.waits import WAIT_S
 from shoal.train.worker import Worker
 
 __all__ = ["join", "local_workers"]
 
-_GROUP_S = 120.0
 _joined: dict[int, Worker] = {}  # by process
 
 
@@ -54,19 +55,26 @@ def join(
         )
     name = f"worker-{rank}" if address is not None else None
     client = connect("memory://" if address is None else address, token=token, name=name)
-    group = open_group(rank, world_size, _GROUP_S) if policy.dense_home in ("peers", "shared") else Lone()
+    wait_s = here.wait_s or WAIT_S
     worker = Worker(
         client,
         policy,
         rank=rank,
         world_size=world_size,
-        group=group,
+        group=Lone(),
         job=here.job,
         batch=batch,
         seed=here.seed or 0,
+        wait_s=wait_s,
+        straggler=here.straggler,
+        history=here.history,
     )
     _joined[os.getpid()] = worker
     atexit.register(_leave, worker)
+    if policy.dense_home in ("peers", "shared") and world_size > 1:
+        # First by our own means: they name whoever does not come.
+        worker.barrier()
+        worker.group = Meeting(worker, open_group(rank, world_size, wait_s))
     return worker
 
 
@@ -77,7 +85,12 @@ def _leave(worker: Worker) -> None:
 
 
 def local_workers(
-    count: int, sync: str | Policy = "bsp", *, batch: str = "split", client: Client | None = None
+    count: int,
+    sync: str | Policy = "bsp",
+    *,
+    batch: str = "split",
+    client: Client | None = None,
+    wait_s: float = WAIT_S,
 ) -> list[Callable[[], Worker]]:
     """Makers of `count` workers that are threads of this process over one embedded store.
 
@@ -86,19 +99,22 @@ def local_workers(
     policy = as_policy(sync)
     store = client or connect("memory://")
     token = object()
-    groups = ThreadGroup.make(count, _GROUP_S)
+    groups = ThreadGroup.make(count, wait_s)
 
     def maker(rank: int) -> Callable[[], Worker]:
         def make() -> Worker:
-            return Worker(
+            worker = Worker(
                 store.fork(),
                 policy,
                 rank=rank,
                 world_size=count,
-                group=groups[rank],
+                group=Lone(),
                 batch=batch,
                 threads=token,
+                wait_s=wait_s,
             )
+            worker.group = Meeting(worker, groups[rank])
+            return worker
 
         return make
 

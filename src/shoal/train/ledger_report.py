@@ -1,4 +1,4 @@
-"""The proof of what data was used: `worker.ledger.report()`."""
+"""The proof of what data was used: `worker.ledger.report()`, and in a job's progress for `shoal status`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ class PassReport:
 
 
 class LedgerReport:
-    """Reads the ledger of the job."""
+    """Reads the ledger of the job. `last` is the pass that this worker ended last."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
+        self.last = 0
 
-    def report(self, epoch: int = 0) -> PassReport:
-        """What became of the units of one pass."""
+    def report(self, epoch: int | None = None) -> PassReport:
+        """What became of the units of one pass; of the one that ended last if none is named."""
+        epoch = self.last if epoch is None else epoch
         found = self._rounds.report(epoch)
         return PassReport(
             epoch=epoch,

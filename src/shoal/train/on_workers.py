@@ -4,13 +4,23 @@ servers."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from shoal import optim
+from shoal.store.many import PushItem
+from shoal.store.tensor import Tensor
 from shoal.sync.mixing import mixing
+from shoal.train.clip import clip_factor
 from shoal.train.parameters import Dense, Stepped
-from shoal.train.shared_memory import share
+from shoal.train.shared_memory import share_memory
 from shoal.train.strategy import Strategy
+
+if TYPE_CHECKING:
+    from shoal.sync.policy import Policy
+    from shoal.train.worker import Share, Worker
 
 __all__ = ["AllReduce", "Gossip", "Hogwild"]
 
@@ -36,48 +46,85 @@ class _Local(Strategy):
         _unpack(packed, parameters)
         self.stepped.extend(stepped)
 
-    def push_rows(self, one: Stepped, samples: float, global_samples: float) -> None:
-        """The rows' own policy: staged for a round, or applied at once."""
-        rows = self.policy.rows_policy
-        factor = rows.contribution_scale(samples, global_samples)
-        self.push(
-            self.row_pushes(one.tables, factor),
-            step=self.worker.step,
-            staged=rows.staged,
-            by_staleness=rows.by_staleness,
-        )
-        self.worker.advance(weight=samples)
+    def finish(self, one: Stepped, share: Share) -> None:
+        """Rows up, and the step is over."""
+        self.push_rows(one, share)
+        self.worker.advance(weight=self.policy.commit_weight(share.weight))
 
 
 class AllReduce(_Local):
     """The mean gradient by samples, on every worker; then the user's own optimizer, the same everywhere."""
 
+    clips_rounds = True
+
+    def __init__(self, worker: Worker, policy: Policy) -> None:
+        super().__init__(worker, policy)
+        self._rates: list[Any] = []  # of this worker, while it steps with rank 0's
+        self._norm: Tensor | None = None
+
     def before(self, one: Stepped) -> None:
-        share_of_step = self.worker.take_share()
+        worker, share = self.worker, self.begin(one)
         dense = [entry for entry in one.dense if entry.parameter.requires_grad]
-        touched = torch.tensor(
-            [float(entry.parameter.grad is not None) for entry in dense] + [share_of_step.samples]
-        )
-        self.worker.group.sum_(touched)
-        total = float(touched[-1])
+        counts, total, max_norm = self._agree(one, dense, share)
         # A parameter that nobody touched is left alone, as torch leaves one without gradient.
-        active = [entry for entry, count in zip(dense, touched.tolist(), strict=False) if count > 0]
+        active = [entry for entry, count in zip(dense, counts, strict=True) if count > 0]
         grads = [_gradient(entry) for entry in active]
-        packed = _packed(grads) * share_of_step.samples
-        self.worker.group.sum_(packed)
+        packed = _packed(grads) * share.weight
+        worker.group.sum_(packed)
         if total > 0:
             packed /= total
+        norm = float(packed.double().norm())
+        rows = self.policy.rows_policy
+        whole = max_norm > 0 and rows.meets and bool(one.tables)  # rows are in the round's norm
+        self.push_rows(one, share, [self._part_of_norm(norm)] if whole and share.weight else [])
+        weight = self.policy.commit_weight(share.weight)
+        done = worker.advance(weight=weight, clip=max_norm if whole else 0.0)
+        if max_norm > 0:
+            norm = done.norm if whole else norm
+            packed *= clip_factor(max_norm, norm)
+        worker.round_clip.done(norm)
         _unpack(packed, grads)
-        self.push_rows(one, share_of_step.samples, share_of_step.global_samples)
+        if total == 0:
+            one.hide_gradients()
+
+    def after(self, one: Stepped) -> None:
+        for group, rate in zip(one.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+
+    def _agree(self, one: Stepped, dense: Sequence[Dense], share: Share) -> tuple[list[float], float, float]:
+        """How many touched each parameter, the samples in all, the norm to clip by. Learning rates become
+        rank 0's: a worker whose parts are empty does not run its schedulers.
+        """
+        groups, clip = one.optimizer.param_groups, self.worker.round_clip
+        self._rates = [group["lr"] for group in groups]
+        touched = [float(entry.parameter.grad is not None) for entry in dense]
+        rates = [float(rate) if self.worker.rank == 0 else 0.0 for rate in self._rates]
+        told = torch.tensor(
+            [*touched, *rates, share.weight, share.weight * clip.max_norm], dtype=torch.float64
+        )
+        with self.worker.waiting():  # small: what it takes is the others' time
+            self.worker.group.sum_(told)
+        numbers = told.tolist()
+        for group, rate in zip(groups, numbers[len(dense) :], strict=False):
+            group["lr"] = rate
+        total = numbers[-2]
+        return numbers[: len(dense)], total, numbers[-1] / total if total else 0.0
+
+    def _part_of_norm(self, norm: float) -> PushItem:
+        """The dense part's norm, staged beside the rows: the round's norm is then that of both."""
+        if self._norm is None:
+            value = np.zeros(1, np.float32)
+            self._norm = self.worker.client.tensor("shoal.norm", value, optimizer=optim.SGD(lr=0.0))
+        return self._norm, None, np.array([norm], np.float32), 0.0
 
 
 class Gossip(_Local):
     """D-PSGD: mix with the neighbours on a ring, then step with the gradient of before the mixing."""
 
     def before(self, one: Stepped) -> None:
-        share_of_step = self.worker.take_share()
+        share = self.begin(one)
         self._mix()
-        self.push_rows(one, share_of_step.samples, share_of_step.global_samples)
+        self.finish(one, share)
 
     def _mix(self) -> None:
         group = self.worker.group
@@ -86,7 +133,9 @@ class Gossip(_Local):
         parameters = [dense.parameter.data for dense in self.dense]
         own = _packed(parameters)
         mixed = own * weights[group.rank]
-        for peer, theirs in zip(peers, group.swap(own, peers), strict=True):
+        with self.worker.waiting():
+            swapped = group.swap(own, peers)
+        for peer, theirs in zip(peers, swapped, strict=True):
             mixed += weights[peer] * theirs
         _unpack(mixed, parameters)
 
@@ -103,11 +152,10 @@ class Hogwild(_Local):
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
         super().attach(stepped)
-        share(self.worker, [dense for one in stepped for dense in one.dense])
+        share_memory(self.worker, [dense for one in stepped for dense in one.dense])
 
     def before(self, one: Stepped) -> None:
-        share_of_step = self.worker.take_share()
-        self.push_rows(one, share_of_step.samples, share_of_step.global_samples)
+        self.finish(one, self.begin(one))
 
 
 def _gradient(entry: Dense) -> torch.Tensor:

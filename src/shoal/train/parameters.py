@@ -1,8 +1,8 @@
-"""What a model and its optimizers are made of, seen by Shoal: dense parameters, tables, and who steps
-them."""
+"""What a model and its optimizers are made of: dense parameters, tables, and who steps them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from shoal.errors import BadInput
 from shoal.nn.module import TableModule, table_modules
 
-__all__ = ["Dense", "Stepped", "TableUse", "flat", "survey"]
+__all__ = ["Dense", "Stepped", "TableUse", "check_finite", "described", "flat", "survey"]
 
 FlatFloats = npt.NDArray[np.float32]
 
@@ -54,7 +54,24 @@ class Stepped:
     optimizer: torch.optim.Optimizer
     dense: list[Dense] = field(default_factory=list)
     tables: list[TableUse] = field(default_factory=list)
-    hidden: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = field(default_factory=list)
+    reduction: str = "mean"  # what the loss is of its samples' losses: "mean" or "sum"
+    _hidden: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = field(default_factory=list)
+
+    def hide_gradients(self) -> None:
+        """Let the optimizer see nothing to step."""
+        if not self._hidden:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            parameters += [use.module.weight for use in self.tables if use.group is None]
+            self._hidden = [(parameter, parameter.grad) for parameter in parameters]
+            for parameter in parameters:
+                parameter.grad = None
+
+    def show_gradients(self) -> None:
+        """Put back what users may want to look at."""
+        for parameter, grad in self._hidden:
+            if parameter.grad is None:
+                parameter.grad = grad
+        self._hidden = []
 
 
 def flat(tensor: torch.Tensor) -> FlatFloats:
@@ -72,6 +89,8 @@ def survey(models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer
             for parameter in group["params"]:
                 home[id(parameter)] = (one, group)
     known: set[int] = set()
+    # First: of an optimizer of another model all else that could be said follows from it.
+    _check_strangers(stepped, {id(parameter) for model in models for parameter in model.parameters()})
     for number, model in enumerate(models):
         prefix = f"{number}." if len(models) > 1 else ""
         handles = _tables(model, prefix, stepped, home)
@@ -83,8 +102,43 @@ def survey(models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer
             if id(parameter) in home:
                 one, group = home[id(parameter)]
                 one.dense.append(Dense(prefix + name, parameter, group))
-    _check_strangers(stepped, known)
     return stepped
+
+
+def described(models: list[torch.nn.Module], stepped: list[Stepped]) -> list[str]:
+    """What workers must have in common, a line for each parameter and table."""
+    by = {
+        id(parameter): f"stepped by {type(one.optimizer).__name__}"
+        for one in stepped
+        for group in one.optimizer.param_groups
+        for parameter in group["params"]
+    }
+    lines: list[str] = []
+    for number, model in enumerate(models):
+        tables = {id(module.weight): module for _, module in table_modules(model)}
+        for name, parameter in model.named_parameters():
+            what = f"{tuple(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}"
+            who = by.get(id(parameter), "stepped by nobody")
+            if module := tables.get(id(parameter)):
+                what = (
+                    f"table {module.table_name!r}, dim {module.dim}, init {module.init}, seed {module.seed}"
+                )
+                who = who if module.optimizer is None else type(module.optimizer).__name__
+            lines.append(f"{f'{number}.' if len(models) > 1 else ''}{name}: {what}, {who}")
+    return lines
+
+
+def check_finite(one: Stepped) -> None:
+    """Raise if a dense gradient has a value that is not finite. Where servers step, they refuse it."""
+    for dense in one.dense:
+        grad = dense.parameter.grad
+        # In one number: a sum that is finite has finite parts, in doubles also where floats would overflow.
+        if grad is not None and not math.isfinite(grad.sum(dtype=torch.float64)):
+            wrong = grad.numel() - int(torch.isfinite(grad.to_dense()).sum())
+            raise BadInput(
+                f"the gradient of {dense.name} has {wrong} of {grad.numel()} elements that are not finite; "
+                f"check the loss for NaN, lower the learning rate, or clip the gradient"
+            )
 
 
 def _tables(
@@ -105,8 +159,7 @@ def _tables(
             raise BadInput(
                 f"table {module.table_name!r} ({prefix + name}) is stepped by nobody: its handle "
                 f"{prefix + name}.weight is in no optimizer that was given to prepare. Give prepare the "
-                f"optimizer "
-                f"that was built from model.parameters()"
+                f"optimizer that was built from model.parameters()"
                 + ("" if module.optimizer is not None else ", or the module an optimizer=")
             )
         else:
@@ -125,8 +178,6 @@ def _check_strangers(stepped: list[Stepped], known: set[int]) -> None:
         if strangers:
             raise BadInput(
                 f"{type(one.optimizer).__name__} steps {len(strangers)} parameters of no model that was "
-                f"given to "
-                f"prepare (the first of shape {strangers[0]}). Build the optimizer from the parameters of "
-                f"the "
-                f"model that you prepare, after all changes to the model"
+                f"given to prepare (the first of shape {strangers[0]}). Build the optimizer from the "
+                f"parameters of the model that you prepare, after all changes to the model"
             )

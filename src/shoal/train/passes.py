@@ -1,35 +1,45 @@
 """Passes over the data: what happens between a loader that hands out units and the job's ledger.
 
 A loop that steps is training: its pass is opened in the ledger, each unit is done with the step that used
-it, and
-the pass ends for all workers together. A loop that never steps (evaluation) just reads: nobody waits for
-anybody.
+it, and the pass ends for all workers together. A loop that never steps (evaluation) just reads: nobody waits
+for anybody.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.ledger import LeasedLedger, Ledger, StaticLedger
 from shoal.data.loader import NO_UNIT, ShardedLoader
+from shoal.errors import Mismatch
 
 if TYPE_CHECKING:
+    from shoal.train.batch_rows import BatchRows
     from shoal.train.worker import Worker
 
 __all__ = ["Passes"]
 
 # Loaders have passes of their own: the n-th loader's pass e is pass n * this + e of the ledger.
 _PASSES_A_LOADER = 1 << 32
+# Of the notices about loaders; models have those below.
+_TOPICS, _LOADERS = 1 << 15, 1 << 14
 
 
 class Passes:
-    """The passes of one loader on one worker."""
+    """The passes of one loader on one worker. `rows` are pulled as the loop gets batches, or one ahead."""
 
-    def __init__(self, worker: Worker, loader: Any, number: int) -> None:
+    def __init__(
+        self, worker: Worker, loader: Any, number: int, rows: BatchRows | None = None, prefetch: int = 0
+    ) -> None:
         self._worker = worker
         self._first = number * _PASSES_A_LOADER
+        self._topic = _TOPICS + 2 * (number % _LOADERS)
+        self._name = "" if number == 0 else f" of loader {number}"
+        self._opened, self._units = -1, 0
         self._steps = 0  # made by the worker before this pass
         self._drawn = 0
+        self._trains = False  # whether a pass over this loader was one of training
         policy = worker.policy.rows_policy if worker.policy.dense_home == "peers" else worker.policy
         ledger: Ledger
         if policy.order(worker.world_size) == "static":
@@ -45,25 +55,54 @@ class Passes:
             batch="each" if worker.batch == "each" else "split",
             on_unit=self._on_unit,
             on_pass=self._on_pass,
+            on_batch=None if rows is None else rows.hand,
+            ahead=rows.see if rows is not None and prefetch else None,
+            on_first=self._on_first,
             seed=worker.seed,
         )
 
     def _open(self, epoch: int, units: int) -> None:
+        if self._opened == epoch:
+            return  # units came back: it is still the same pass
+        self._agree_on_order(epoch)
+        self._opened, self._units = epoch, units
         self._steps, self._drawn = self._worker.steps_made, 0
         self._worker.rounds.open_pass(self._first + epoch, units)
+
+    def _agree_on_order(self, epoch: int) -> None:
+        """All workers must cut the same batches, or samples are left out and others are used twice."""
+        worker, prefix = self._worker, f"pass {epoch}: "
+        for rank, note in worker.agree(self._topic, prefix + self.loader.order):
+            if note.startswith(prefix):  # it may be in another pass
+                raise Mismatch(
+                    f"pass {epoch}{self._name}: workers {worker.rank} and {rank} have different data, or "
+                    f"draw it in different order: {self.loader.order}, and {note.removeprefix(prefix)}. "
+                    f"Give every worker the same dataset, batch_size and sampler; seed its generator alike"
+                )
+
+    def _on_first(self, batch: Any) -> None:
+        """The first batch of all: workers whose batches have different keys compute different things."""
+        keys = ", ".join(sorted(map(str, batch))) if isinstance(batch, Mapping) else ""
+        for rank, note in self._worker.agree(self._topic + 1, keys):
+            raise Mismatch(
+                f"the batches{self._name} of workers {self._worker.rank} and {rank} have different keys: "
+                f"{keys or 'none'}, and {note or 'none'}. Let collate_fn give the same keys on every worker"
+            )
 
     def _lease(self, rank: int, epoch: int, want: int) -> list[tuple[int, int]]:
         return self._worker.rounds.lease(self._first + epoch, want)
 
     @property
     def _training(self) -> bool:
+        if self._drawn == 0:  # others were faster, and took all of the pass
+            return self._trains or self._worker.trains()
         return self._worker.steps_made > self._steps
 
     def _on_unit(self, epoch: int, unit: int, samples: int) -> None:
         worker = self._worker
         if unit != NO_UNIT:
             worker.drew(self._first + epoch, unit, samples, self.loader.global_samples)
-        if samples == 0 and (self._training or (self._drawn == 0 and worker.trains())):
+        if samples == 0 and self._training:
             worker.abstain()
         self._drawn += 1
 
@@ -82,10 +121,17 @@ class Passes:
             worker.forget_share()
             return True
         assert worker.strategy is not None
+        self._trains = True
         worker.strategy.end_pass()
-        step = worker.rounds.end_pass(self._first + epoch)
+        worker.finish_share()
+        shares = self._units // worker.world_size if self._static else 0
+        with worker.waiting():
+            step = worker.waits.end_of_pass(self._first + epoch, f"pass {epoch}{self._name}", shares=shares)
         if step is None:
             return False
-        worker.step = step
+        worker.goes_on(step)
         worker.strategy.refresh()
+        worker.report_pass(self._first + epoch)
+        if worker.history is not None:
+            worker.history.add()
         return True

@@ -16,9 +16,10 @@ from shoal.errors import BadInput, Mismatch
 from shoal.nn.module import TableModule, table_modules
 from shoal.sync import Gradient, GradientSum, Policy
 from shoal.train.at_servers import AtServers
+from shoal.train.batch_rows import BatchKeys, BatchRows, check_prefetch
 from shoal.train.blocks import Blocks, Downpour, Elastic
 from shoal.train.on_workers import AllReduce, Gossip, Hogwild
-from shoal.train.parameters import Stepped, TableUse, survey
+from shoal.train.parameters import Stepped, TableUse, described, survey
 from shoal.train.passes import Passes
 from shoal.train.strategy import Strategy
 from shoal.train.twins import twin_of
@@ -55,17 +56,43 @@ def prepare(
     objects: Sequence[Any],
     *,
     split: bool = True,
+    keys: BatchKeys | None = None,
+    prefetch: int = 0,
+    reduction: str = "mean",
 ) -> list[Any]:
     """The same objects in the same order, ready to train in the job."""
+    check_prefetch(prefetch, keys, worker.policy)
+    if reduction not in ("mean", "sum"):
+        raise BadInput(
+            f"prepare: reduction is {reduction!r}; a loss is the 'mean' or the 'sum' over its samples"
+        )
     models = [thing for thing in objects if isinstance(thing, torch.nn.Module)]
     optimizers = [thing for thing in objects if isinstance(thing, torch.optim.Optimizer)]
     fresh = [model for model in models if not getattr(model, "_shoal_prepared", False)]
     if fresh or optimizers:
-        _prepare_training(worker, fresh, optimizers)
-    return [_prepared(worker, thing, split) for thing in objects]
+        _prepare_training(worker, fresh, optimizers, reduction)
+    for thing in objects:
+        if isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+            worker.schedules.add(thing)
+    rows = None if keys is None else _batch_rows(worker, objects, keys, split)
+    return [_prepared(worker, thing, split, rows, prefetch) for thing in objects]
 
 
-def _prepared(worker: Worker, thing: Any, split: bool) -> Any:
+def _batch_rows(worker: Worker, objects: Sequence[Any], keys: BatchKeys, split: bool) -> BatchRows:
+    if not split or all(isinstance(thing, _AS_THEY_ARE) for thing in objects):
+        raise BadInput(
+            "prepare: keys= without a loader to divide; give the loader in the same call, without split=False"
+        )
+    if worker.strategy is None:
+        raise BadInput(
+            "prepare: keys= before any model was prepared; give model and optimizer in the same call"
+        )
+    rows = BatchRows(worker.client, worker.models, keys)
+    worker.strategy.batch_rows.append(rows)
+    return rows
+
+
+def _prepared(worker: Worker, thing: Any, split: bool, rows: BatchRows | None, prefetch: int) -> Any:
     if isinstance(thing, _AS_THEY_ARE):
         return thing
     if not isinstance(thing, Iterable):
@@ -77,24 +104,31 @@ def _prepared(worker: Worker, thing: Any, split: bool) -> Any:
     if not split:
         return thing
     worker.loaders += 1
-    return Passes(worker, thing, worker.loaders - 1).loader
+    return Passes(worker, thing, worker.loaders - 1, rows, prefetch).loader
 
 
 def _prepare_training(
-    worker: Worker, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
+    worker: Worker,
+    models: list[torch.nn.Module],
+    optimizers: list[torch.optim.Optimizer],
+    reduction: str,
 ) -> None:
     hooked = [optimizer for optimizer in optimizers if not getattr(optimizer, "_shoal_prepared", False)]
     stepped = survey(models, hooked)
+    if models or hooked:
+        worker.agree_on_model(described(models, stepped))
     _bind_tables(worker, models, stepped)
     if worker.strategy is None:
         worker.strategy = _strategy(worker.policy)(worker, worker.policy)
     worker.strategy.attach(stepped)
     for one in stepped:
-        _hook(worker.strategy, one)
+        one.reduction = reduction
+        _hook(worker, worker.strategy, one)
         one.optimizer._shoal_prepared = True  # type: ignore[attr-defined]
     for model in models:
         model._shoal_prepared = True  # type: ignore[assignment]
         worker.models.append(model)
+    worker.begin()
 
 
 def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> None:
@@ -122,7 +156,7 @@ def _table_optimizer(module: TableModule, use: tuple[Stepped, TableUse] | None) 
     return twin_of(use[0].optimizer, use[1].group)
 
 
-def _hook(strategy: Strategy, one: Stepped) -> None:
+def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is not None:
@@ -131,10 +165,22 @@ def _hook(strategy: Strategy, one: Stepped) -> None:
                 f"gradient. Call "
                 f"the closure yourself, then step()"
             )
-        strategy.before(one)
+        worker.stepping()
+        worker.schedules.stepped(optimizer)
+        try:
+            strategy.before(one)
+        except BadInput as error:
+            where = f"worker {worker.rank}"
+            if str(error).startswith(where):
+                raise
+            raise type(error)(f"{where}, step {worker.step}: {error}") from None
 
     def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         strategy.after(one)
+        one.show_gradients()
+        worker.stepped()
 
+    # Lets GradScaler call step also where a gradient is not finite, and tell us instead of skipping it.
+    one.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     one.optimizer.register_step_pre_hook(before)
     one.optimizer.register_step_post_hook(after)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ import msgspec
 
 from shoal.errors import BadInput
 
-__all__ = ["METRICS_MAX", "Progress", "ProgressReport", "progress_path", "read_progress"]
+__all__ = ["METRICS_MAX", "DataUse", "Progress", "ProgressReport", "progress_path", "read_progress"]
 
 _log = logging.getLogger("shoal.progress")
 _EVERY_S = 1.0
@@ -29,8 +30,36 @@ METRICS_MAX = 64
 _BYTES_MAX = 1 << 20
 
 
+class DataUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How the units of all passes that have ended were used; a unit is one worker's part of a batch."""
+
+    passes: int = 0
+    units: int = 0
+    once: int = 0
+    never: int = 0
+
+    def and_a_pass(self, units: int, used: Mapping[int, int]) -> DataUse:
+        """With one more pass: `used` says how many of its units were used how often."""
+        return DataUse(
+            passes=self.passes + 1,
+            units=self.units + units,
+            once=self.once + used.get(1, 0),
+            never=self.never + used.get(0, 0),
+        )
+
+    def __str__(self) -> str:
+        passes = "1 pass" if self.passes == 1 else f"{self.passes:,} passes"
+        if self.once == self.units:
+            return f"{passes}, every sample used once in each"
+        more = self.units - self.once - self.never
+        return (
+            f"{passes} of {self.units:,} parts of batches: {self.once:,} used once, {more:,} more often, "
+            f"{self.never:,} never"
+        )
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one worker is. `step` is the one it works on, `clock` the steps that it finished."""
+    """Where one worker is. `step` counts its own steps; `clock` is the job's: of blocks, under average."""
 
     rank: int
     step: int = 0
@@ -43,6 +72,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "joined"
     epoch: int = 0
     metrics: dict[str, float] = {}
+    # Of the whole job, by worker 0.
+    data: DataUse | None = None
     pid: int = 0
     # Seconds since 1970: when the worker joined, and when this was true.
     joined: float = 0.0
@@ -157,4 +188,6 @@ class ProgressReport:
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     if len(metrics) > METRICS_MAX:
         raise BadInput(f"{len(metrics)} metrics; at most {METRICS_MAX} are reported")
-    return {str(name): float(value) for name, value in metrics.items()}
+    numbers = {str(name): float(value) for name, value in metrics.items()}
+    # JSON has no others, and a file that cannot be read would hide all the rest.
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}

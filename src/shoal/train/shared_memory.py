@@ -18,13 +18,13 @@ from shoal.train.parameters import Dense
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-__all__ = ["share"]
+__all__ = ["share_memory"]
 
 _lock = threading.Lock()
 _of_threads: dict[tuple[int, str], torch.Tensor] = {}
 
 
-def share(worker: Worker, dense: Sequence[Dense]) -> None:
+def share_memory(worker: Worker, dense: Sequence[Dense]) -> None:
     """Put the values of `dense` where every worker of this job sees them. All hold the same values before."""
     if worker.world_size == 1 or not dense:
         return

@@ -2,8 +2,7 @@
 
 The user's step is hooked, never replaced. `before` runs first and decides what the optimizer then sees: where
 the optimizer runs at the servers it sees no gradients at all and does nothing; where it runs here it sees
-those
-that it shall step with. `after` runs last.
+those that it shall step with. `after` runs last, and then gradients are shown again.
 """
 
 from __future__ import annotations
@@ -16,11 +15,14 @@ import torch
 
 from shoal.store.many import PullItem, PushItem, pull_many, push_many
 from shoal.store.tensor import Tensor
-from shoal.train.parameters import Dense, FlatFloats, Stepped, TableUse, flat
+from shoal.sync import Round
+from shoal.train.clip import scale_gradients
+from shoal.train.parameters import Dense, FlatFloats, Stepped, TableUse, check_finite, flat
 
 if TYPE_CHECKING:
     from shoal.sync.policy import Policy
-    from shoal.train.worker import Worker
+    from shoal.train.batch_rows import BatchRows
+    from shoal.train.worker import Share, Worker
 
 __all__ = ["Strategy"]
 
@@ -28,11 +30,15 @@ __all__ = ["Strategy"]
 class Strategy(ABC):
     """Common ground: the rows of tables always go to the servers, after every step."""
 
+    # Whether clipping is of a round's mean gradient, which is known within the step.
+    clips_rounds = False
+
     def __init__(self, worker: Worker, policy: Policy) -> None:
         self.worker = worker
         self.policy = policy
         self.stepped: list[Stepped] = []
         self.tensors: dict[int, Tensor] = {}  # by id of the parameter
+        self.batch_rows: list[BatchRows] = []  # told of what is pushed
 
     # What a strategy is made of.
 
@@ -78,6 +84,32 @@ class Strategy(ABC):
             if not _aliases(dense.parameter):
                 dense.parameter.data.copy_(torch.from_numpy(memory).view(dense.parameter.shape))
 
+    def begin(self, one: Stepped) -> Share:
+        """What the step is made of. Gradients are then those of a mean loss, as autocast did not scale them;
+        where they are not finite there are none, and the worker abstains.
+        """
+        share = self.worker.take_share(one.optimizer)
+        factor = _unscale(one.optimizer)
+        if factor is None:
+            one.hide_gradients()
+            share.weight = 0.0
+            return share
+        if self.policy.dense_home != "server":  # the store looks at what it is sent
+            check_finite(one)
+        if one.reduction == "sum" and share.samples:
+            # As if the mean of this part were that of the whole batch, whose sum it then stands for.
+            factor *= share.global_samples / share.samples
+        scale_gradients((d.parameter for d in one.dense), (use.module for use in one.tables), factor)
+        return share
+
+    def push_rows(self, one: Stepped, share: Share, more: Sequence[PushItem] = ()) -> None:
+        """The rows' own policy: staged for a round, or applied at once."""
+        rows = self.policy.rows_policy
+        factor = rows.contribution_scale(share.samples, share.global_samples)
+        # A round of one is its push, and where the store dies with the worker it need not wait for its end.
+        alone = self.worker.has_own_store and isinstance(rows.proceed, Round) and share.weight > 0
+        self.push([*more, *self.row_pushes(one.tables, factor)], rows, staged=rows.staged and not alone)
+
     def row_pushes(self, tables: Sequence[TableUse], factor: float = 1.0) -> list[PushItem]:
         """The accumulated gradients of tables, scaled."""
         pushes: list[PushItem] = []
@@ -87,20 +119,36 @@ class Strategy(ABC):
                 continue
             keys, grads = found
             pushes.append((use.module.table, keys, grads if factor == 1.0 else grads * factor, use.lr))
+        for rows in self.batch_rows:
+            rows.pushed(pushes)
         return pushes
 
     def push(
-        self, pushes: Sequence[PushItem], *, step: int, staged: bool = False, by_staleness: bool = False
+        self, pushes: Sequence[PushItem], policy: Policy | None = None, *, staged: bool | None = None
     ) -> None:
-        """Send one step's pushes and wait until they are applied (or staged) everywhere."""
+        """Send one step's pushes as `policy` says and wait until they are applied (or staged) everywhere."""
+        if staged is None:
+            staged = policy is not None and policy.staged
         if pushes:
             push_many(
                 self.worker.client,
                 pushes,
-                step=step,
+                step=self.worker.step,
                 stage_rank=self.worker.rank if staged else -1,
-                by_staleness=by_staleness,
+                by_staleness=policy is not None and policy.by_staleness,
             )
+
+
+def _unscale(optimizer: torch.optim.Optimizer) -> float | None:
+    """What gradients must be multiplied by, or None where they are not finite (GradScaler says so)."""
+    found, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
+    if found is None and scale is None:
+        return 1.0
+    # It is done here, so that an optimizer that steps here does not do it again.
+    optimizer.found_inf = optimizer.grad_scale = None  # type: ignore[attr-defined]
+    if found is not None and float(found) > 0:
+        return None
+    return 1.0 if scale is None else 1.0 / float(scale)
 
 
 def _aliases(parameter: torch.nn.Parameter) -> bool:

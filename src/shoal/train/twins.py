@@ -20,9 +20,14 @@ __all__ = ["check_twin", "twin_of"]
 Group = Mapping[str, Any]
 
 
-def _betas(group: Group) -> tuple[float, float]:
+def _adam(kind: type[optim.Adam | optim.AdamW], group: Group) -> optim.Optimizer:
     first, second = group["betas"]
-    return float(first), float(second)
+    return kind(
+        lr=float(group["lr"]),
+        betas=(float(first), float(second)),
+        eps=group["eps"],
+        weight_decay=group["weight_decay"],
+    )
 
 
 _TWINS: dict[type, Callable[[Group], optim.Optimizer]] = {
@@ -40,18 +45,10 @@ _TWINS: dict[type, Callable[[Group], optim.Optimizer]] = {
         initial_accumulator_value=group["initial_accumulator_value"],
         eps=group["eps"],
     ),
-    torch.optim.Adam: lambda group: (optim.AdamW if group.get("decoupled_weight_decay") else optim.Adam)(
-        lr=float(group["lr"]),
-        betas=_betas(group),
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
+    torch.optim.Adam: lambda group: _adam(
+        optim.AdamW if group.get("decoupled_weight_decay") else optim.Adam, group
     ),
-    torch.optim.AdamW: lambda group: optim.AdamW(
-        lr=float(group["lr"]),
-        betas=_betas(group),
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
-    ),
+    torch.optim.AdamW: lambda group: _adam(optim.AdamW, group),
 }
 _REFUSED_FLAGS = ("amsgrad", "maximize", "differentiable")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +15,32 @@ import numpy as np
 import torch
 
 from shoal import optim
-from shoal.errors import BadInput
+from shoal.errors import BadInput, Mismatch
 from shoal.store.client import Client
-from shoal.store.rounds import Rounds
+from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
-from shoal.train.clip import LocalClip
+from shoal.train.clip import LocalClip, RoundClip
+from shoal.train.history import History
 from shoal.train.ledger_report import LedgerReport
-from shoal.train.progress import ProgressReport
+from shoal.train.noticeboard import Noticeboard
+from shoal.train.progress import DataUse, ProgressReport
+from shoal.train.schedules import Schedules
+from shoal.train.straggler import Straggler
+from shoal.train.waits import WAIT_S, Waits
 
 if TYPE_CHECKING:
     from shoal.collective.group import Group
+    from shoal.train.batch_rows import BatchKeys
     from shoal.train.strategy import Strategy
 
 __all__ = ["Share", "Worker"]
 
 # Passes above this number are no passes over data: they are the barriers that scripts ask for.
 _BARRIERS = 1 << 40
+# Calls of `mean` are told apart by a number that a float32 holds.
+_CALLS = 1 << 24
+_STALENESS_EVERY_S = 1.0
+_LINES_MAX = 12
 
 
 @dataclass
@@ -37,6 +49,7 @@ class Share:
 
     samples: float = 0.0
     global_samples: float = 0.0
+    weight: float = 0.0  # in a round: the samples, unless the script says otherwise
     units: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -55,6 +68,9 @@ class Worker:
         batch: str = "split",
         seed: int = 0,
         threads: object | None = None,
+        wait_s: float = WAIT_S,
+        straggler: str | None = None,
+        history: bool = False,
     ) -> None:
         self.client = client
         self.policy = policy.with_whole_batches() if batch == "each" else policy
@@ -65,37 +81,56 @@ class Worker:
         self.batch = batch
         self.seed = seed
         self.threads = threads
+        # First: who sees this worker in the rounds shall find its notes.
+        self.board = Noticeboard(client, rank, world_size) if world_size > 1 else None
         self.rounds = Rounds(client, rank, world_size)
         self.step = self.rounds.open(**policy.core_spec(world_size))
         self.epoch = 0
         self.state: dict[str, Any] = {}
         self.progress = ProgressReport(job, rank=rank)
+        self.waits = Waits(self.rounds, self.progress, wait_s)
         self.ledger = LedgerReport(self.rounds)
         self.dropped = 0
         self.waited_s = 0.0
+        self.straggler = None if straggler is None else Straggler(straggler, lambda: self.waited_s)
+        self.history = History(self, job) if history and job is not None else None
         self.samples = 0.0
         self.strategy: Strategy | None = None
         self.steps_made = 0
         self.models: list[torch.nn.Module] = []
         self.loaders = 0
+        self.prepared = 0
         self._share = Share()
         self._units: list[tuple[int, int]] = []
         self._weight: float | None = None
         self._barriers = 0
-        self._clip_norm = 0.0
-        self._norm_wanted: torch.Tensor | None = None
+        self._taken = Share()
+        self._takers: set[int] = set()  # ids of the optimizers that have stepped with it
+        self.round_clip = RoundClip()
+        self.schedules = Schedules()
+        self._means = 0
+        self._staleness_at = monotonic()
 
     # What scripts call.
 
-    def prepare(self, *objects: Any, split: bool = True) -> Any:
+    def prepare(
+        self,
+        *objects: Any,
+        split: bool = True,
+        keys: BatchKeys | None = None,
+        prefetch: int = 0,
+        reduction: str = "mean",
+    ) -> Any:
         """Connect models, optimizers, loaders and schedulers with the job; returns them in the same order.
 
         Model and optimizer stay the same objects; loaders are wrapped, unless `split` is False: then this
-        worker reads all of them. Twice is harmless.
+        worker reads all of them. Twice is harmless. `keys(batch)` gives the ids that a batch needs, by table:
+        they are pulled by one request per server; with `prefetch=1` while the batch before computes.
+        `reduction` is what the loss is over its samples: "mean" or "sum".
         """
         from shoal.train.prepare import prepare
 
-        prepared = prepare(self, objects, split=split)
+        prepared = prepare(self, objects, split=split, keys=keys, prefetch=prefetch, reduction=reduction)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -107,20 +142,24 @@ class Worker:
                 self.epoch += 1
 
     def report(self, **metrics: Any) -> None:
-        """Show figures of this worker: loss, accuracy, whatever has a name. A loss that is not a number "
-        "raises."""
+        """Show figures of this worker: loss, accuracy, any name; others than these stay as they are.
+
+        A loss that is not finite raises.
+        """
         values = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value)
             for name, value in metrics.items()
         }
-        loss = values.get("loss")
+        before = self.progress.value
+        loss = values.get("loss", before.loss)
         if loss is not None and not math.isfinite(loss):
             raise BadInput(
-                f"worker {self.rank}: the loss is {loss} at step {self.step}; lower the learning rate, or "
-                f"look at the "
-                f"batch of this step"
+                f"worker {self.rank}, step {self.step}: the loss is {loss}; lower the learning rate, "
+                f"clip the gradient (worker.clip_grad_norm_), or look at the batch of this step"
             )
-        self.progress.update(loss=loss, metrics=values)
+        self.progress.update(loss=loss, metrics=before.metrics | values)
+        if self.history is not None:
+            self.history.add(values)
 
     def weight(self, samples: float) -> None:
         """Say how many samples the gradient of the next step stands for, where Shoal cannot see it."""
@@ -130,47 +169,65 @@ class Worker:
 
     def mean(self, value: float, weight: float = 1.0) -> float:
         """The mean of `value` over all workers, weighted. Every worker must call it."""
+        if not weight >= 0:
+            raise BadInput(f"worker.mean: weight is {weight!r}; it must be a number, at least 0")
         if self.world_size == 1:
             return float(value)
-        table = self.client.table("shoal.means", dim=2, optimizer=optim.SGD(lr=1.0))
-        key = np.array([self._barriers], np.int64)
-        if weight:
-            table.push(key, -np.array([[value * weight, weight]], np.float32))
+        table = self.client.table("shoal.means", dim=3, optimizer=optim.SGD(lr=1.0))
+        # A row for each worker, in two banks by turns: a worker can be one call ahead of another, not two.
+        self._means = (self._means + 1) % _CALLS
+        bank = [self._means % 2 * self.world_size + rank for rank in range(self.world_size)]
+        table.assign([bank[self.rank]], np.array([[value, weight, self._means]], np.float32))
         self.barrier()
-        total, weights = (float(number) for number in table.pull(key)[0])
-        return total / weights if weights else math.nan
+        rows = table.pull(bank).astype(np.float64)
+        values, weights, calls = rows.T
+        weights = weights * (calls == self._means)  # without those that have left
+        return float((values * weights).sum() / weights.sum()) if weights.any() else math.nan
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self) -> None:
         """Wait until every worker is here."""
         self._barriers += 1
         if self.world_size == 1:
             return
         epoch = _BARRIERS + self._barriers
         self.rounds.open_pass(epoch, 0)
-        step = self.rounds.end_pass(epoch, timeout)
+        with self.waiting():
+            step = self.waits.end_of_pass(epoch, f"barrier {self._barriers}")
         assert step is not None, "a barrier has no units that could come back"
-        self.step = step
+        self.goes_on(step)
 
     def clip_grad_norm_(self, model: torch.nn.Module, max_norm: float) -> torch.Tensor:
         """Clip the gradient of the next step, dense parameters and rows together.
 
-        In words with rounds it is the round's mean gradient that is clipped, by all workers alike; its norm
-        is
-        known when `optimizer.step()` has returned, and then stands in the tensor that this gives. Elsewhere
-        the
-        worker's own gradient is clipped at once.
+        In words with rounds, and under allreduce, it is the round's mean gradient that is clipped, by all
+        workers alike; its norm is known when `optimizer.step()` has returned, and then stands in the tensor
+        that this gives. Elsewhere the worker's own gradient is clipped at once.
         """
         if not max_norm > 0:
             raise BadInput(f"clip_grad_norm_: max_norm is {max_norm!r}; it must be a number above 0")
-        if self.policy.staged and self.world_size > 1:
-            self._clip_norm = float(max_norm)
-            self._norm_wanted = torch.tensor(math.nan)
-            return self._norm_wanted
+        if self.strategy is not None and self.strategy.clips_rounds and self.world_size > 1:
+            return self.round_clip.wish(float(max_norm))
         return LocalClip(model).clip(float(max_norm))
+
+    def save(self, url: str) -> None:
+        """Not there yet."""
+        raise BadInput(
+            f"worker.save({url!r}): checkpoints of a job are not built yet. Today: on rank 0, "
+            f"torch.save(model.state_dict(), path), which holds the rows of tables, too"
+        )
+
+    def load(self, url: str) -> None:
+        """Not there yet."""
+        raise BadInput(
+            f"worker.load({url!r}): checkpoints of a job are not built yet. Today: "
+            f"model.load_state_dict(...) on rank 0, after prepare, and a barrier before training"
+        )
 
     def close(self) -> None:
         """Leave the job: others wait no more for this worker."""
         if not self.client.closed:
+            if self.history is not None:
+                self.history.close()
             self.rounds.leave()
             self.progress.close()
             self.client.close()
@@ -183,19 +240,36 @@ class Worker:
         self._share.global_samples += global_samples
         self._share.units.append((epoch, unit))
 
-    def take_share(self) -> Share:
-        """What the step that now ends was made of; the next begins."""
-        share, self._share = self._share, Share()
-        self._units += share.units
-        if self._weight is not None:
-            share.samples, self._weight = self._weight, None
-        elif not share.units:
-            share.samples = share.global_samples = 1.0
-        return share
+    def take_share(self, optimizer: torch.optim.Optimizer) -> Share:
+        """What the step of this optimizer was made of; those that step with the same batch have the same."""
+        again = not self._takers or id(optimizer) in self._takers
+        if again or self._share.units or self._weight is not None:
+            share, self._share = self._share, Share()
+            self._units += share.units
+            if not share.units:
+                share.samples = share.global_samples = 1.0
+            share.weight, self._weight = share.samples if self._weight is None else self._weight, None
+            self.samples += share.samples
+            self._taken, self._takers = share, set()
+        self._takers.add(id(optimizer))
+        return replace(self._taken)
+
+    def finish_share(self) -> None:
+        """The pass ends behind batches that no step used: they are done, and make no update of their own."""
+        if self._share.units:
+            self._units += self._share.units
+            self.samples += self._share.samples
+            self._share = Share()
+            self.advance(weight=0.0)
 
     def forget_share(self) -> None:
         """The batches since the last step were only read."""
         self._share = Share()
+
+    @property
+    def has_own_store(self) -> bool:
+        """Whether it is the only worker of a store in its own process."""
+        return self.world_size == 1 and self.client.address == "memory://"
 
     def trains(self) -> bool:
         """Whether a prepared model is in training mode."""
@@ -207,22 +281,84 @@ class Worker:
         for one in self.strategy.stepped:
             one.optimizer.zero_grad()
             one.optimizer.step()
+        self.schedules.catch_up()
 
-    def advance(self, weight: float, lr: float = math.nan) -> None:
+    def advance(self, weight: float, lr: float = math.nan, clip: float = 0.0) -> Advanced:
         """End the step: wait until the next may begin."""
         units, self._units = self._units, []
-        done = self.rounds.advance(self.step, weight=weight, lr=lr, clip=self._clip_norm, units=units)
-        if self._norm_wanted is not None:
-            self._norm_wanted.fill_(done.norm)
-        self._clip_norm, self._norm_wanted = 0.0, None
+        done = self.waits.step(self.step, weight=weight, lr=lr, clip=clip, units=units)
         self.dropped += done.dropped
         self.waited_s += done.waited_s
-        self.samples += weight
-        self.step = done.step
+        self.goes_on(done.step)
+        return done
+
+    def goes_on(self, step: int) -> None:
+        """Others are waited for no more: this worker is at `step`."""
+        self.step = step
+        known: dict[str, Any] = {"step": self.steps_made, "clock": step, "samples": int(self.samples)}
+        now = monotonic()
+        if self.job is not None and now >= self._staleness_at + _STALENESS_EVERY_S:
+            self._staleness_at = now
+            seen = self.rounds.state()["staleness"]
+            known["staleness"] = seen["sum"] / seen["count"] if seen["count"] else None
+        self.progress.update(**known, epoch=self.epoch, state="training", waiting_for=())
+
+    def report_pass(self, epoch: int) -> None:
+        """A pass is over everywhere: worker 0 shows how its data was used."""
+        self.ledger.last = epoch
+        if self.job is not None and self.rank == 0:
+            ended = self.ledger.report(epoch)
+            so_far = self.progress.value.data or DataUse()
+            self.progress.update(data=so_far.and_a_pass(ended.units, ended.used))
+
+    def agree(self, topic: int, text: str) -> Iterator[tuple[int, str]]:
+        """Tell the others `text`; gives those who have said something else on the topic, and what."""
+        if self.board is None:
+            return iter(())
+        self.board.post(topic, text)
+        return self.board.differing(topic, text, self.rounds)
+
+    def agree_on_model(self, described: list[str]) -> None:
+        """Raise if another worker has prepared another model."""
+        self.prepared += 1
+        for rank, note in self.agree(self.prepared, "\n".join(described)):
+            there = note.split("\n")
+            lines = [f"  worker {self.rank}: {line}" for line in described if line not in there]
+            lines += [f"  worker {rank}: {line}" for line in there if line not in described]
+            shown = lines[:_LINES_MAX] + ["  ..."] * (len(lines) > _LINES_MAX)
+            raise Mismatch(
+                "\n".join([f"workers {self.rank} and {rank} have prepared different models:", *shown])
+                + "\nBuild the same model with the same optimizer on every worker"
+            )
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens within is waiting for others."""
+        since = monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += monotonic() - since
+
+    def begin(self) -> None:
+        """A model is prepared: what follows is training."""
+        if self.history is not None:
+            self.history.begin()
+        if self.straggler is not None:
+            self.straggler.begin()
+
+    def stepping(self) -> None:
+        """An optimizer is about to step; not every word asks the servers then."""
         self.steps_made += 1
-        self.progress.update(
-            step=self.step, clock=self.step, samples=int(self.samples), epoch=self.epoch, state="training"
-        )
+        if self.straggler is not None:
+            self.straggler.slow_down()
+
+    def stepped(self) -> None:
+        """An optimizer has stepped."""
+        if self.history is not None:
+            self.history.beat()
+        if self.straggler is not None:
+            self.straggler.begin()
 
     def __enter__(self) -> Worker:
         return self

@@ -1,0 +1,1 @@
+"""E2E: a click model, trained by Shoal and by its peers."""

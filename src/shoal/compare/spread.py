@@ -1,0 +1,44 @@
+"""The median and the interval of one figure over seeds, and whether two of them differ.
+
+The interval is from the least to the greatest. Two words differ in a figure if their intervals do not touch;
+else, or with one seed only, the difference is not shown. A target that was not reached is infinitely far.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Spread", "differ", "spread"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One figure of one word."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Over the seeds where the figure is known; None where it never is.
+
+    >>> spread([3.0, 1.0, 2.5])
+    Spread(median=2.5, low=1.0, high=3.0, count=3)
+    """
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    if not known:
+        return None
+    # Not the mean of the two in the middle: of 2 and infinity that would be nothing that was seen.
+    return Spread(statistics.median_high(known), min(known), max(known), len(known))
+
+
+def differ(one: Spread, other: Spread) -> bool:
+    """Whether the seeds show a difference."""
+    if min(one.count, other.count) < 2:
+        return False
+    return one.high < other.low or other.high < one.low

@@ -1,0 +1,125 @@
+"""Waiting for other workers: in slices, so that whoever looks on sees who is waited for, and with an end.
+
+A wait that can never end is told apart from one that has not ended yet: where nobody trains any more and
+units of the pass are left, somebody left the loop before its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from shoal.errors import BadInput, Timeout
+from shoal.store.rounds import Advanced, Rounds
+from shoal.train.progress import ProgressReport
+
+__all__ = ["WAIT_S", "Waits", "doing"]
+
+T = TypeVar("T")
+
+# Others may evaluate, write a checkpoint, or compile for a while.
+WAIT_S = 300.0
+_SLICE_S_MAX = 1.0
+_DOING = {
+    "absent": "has not joined",
+    "working": "is at step {clock}",
+    "waiting": "waits at step {clock}",
+    "at_end": "waits elsewhere",
+    "left": "has left",
+}
+
+
+class Waits:
+    """The waits of one worker. `seconds` is the deadline of each."""
+
+    def __init__(self, rounds: Rounds, progress: ProgressReport, seconds: float = WAIT_S) -> None:
+        self._rounds, self._progress = rounds, progress
+        self.seconds = seconds
+        self._slice_s = min(_SLICE_S_MAX, seconds / 5)
+
+    def step(self, step: int, **said: Any) -> Advanced:
+        """Report a step as finished and wait until the next may begin."""
+
+        def behind(state: dict[str, Any]) -> list[int]:
+            return [rank for rank in _expected(state) if state["clocks"][rank] <= step]
+
+        what, began = f"the end of step {step}", time.monotonic()
+        done = self._until(what, lambda s: self._rounds.advance(step, timeout=s, **said), behind)
+        waited_s = time.monotonic() - began
+        # The answer tells of the last slice alone.
+        return done if waited_s < self._slice_s else replace(done, waited_s=waited_s)
+
+    def end_of_pass(self, epoch: int, name: str, *, shares: int = 0) -> int | None:
+        """Wait until a pass is over everywhere: the next step, or None where units came back.
+
+        `shares`: units that each worker has in static order, 0 where they are leased.
+        """
+        seen: list[Any] = []
+
+        def expected(state: dict[str, Any]) -> list[int]:
+            found = _expected(state)
+            # Twice the same: between two looks somebody may have come from the last step to the end.
+            now = None if found else (self._rounds.report(epoch), state["clocks"], state["phases"])
+            if now is not None and now == (seen.pop() if seen else None):
+                self._give_up(name, shares, *now)
+            seen[:] = [now]
+            return found
+
+        ask = lambda seconds: self._rounds.end_pass(epoch, seconds)  # noqa: E731
+        return self._until(f"the end of {name}", ask, expected)
+
+    def _until(
+        self, what: str, ask: Callable[[float], T], expected: Callable[[dict[str, Any]], list[int]]
+    ) -> T:
+        began = time.monotonic()
+        while True:
+            left = began + self.seconds - time.monotonic()
+            try:
+                return ask(max(0.01, min(left, self._slice_s)))
+            except Timeout as error:
+                state = self._rounds.state()
+                others = expected(state)
+                self._progress.update(state="waiting", waiting_for=tuple(others))
+                if left > self._slice_s:
+                    continue
+                if not others:  # the servers, then
+                    raise
+                raise Timeout(
+                    f"worker {self._rounds.rank}, {what}: waited {time.monotonic() - began:.0f} s for "
+                    f"{doing(state, others)}. Does it call optimizer.step() as often as the others? "
+                    f"SHOAL_WAIT_S (now {self.seconds:g}) allows more time"
+                ) from error
+
+    def _give_up(
+        self, name: str, shares: int, report: dict[str, Any], clocks: list[int], phases: list[str]
+    ) -> None:
+        if report["done"] >= report["units"]:
+            return
+        state = {"clocks": clocks, "phases": phases}
+        done = report["by_rank"]
+        short = [rank for rank in done if rank != self._rounds.rank and (not shares or done[rank] < shares)]
+        of = f" of {shares}" if shares else ""
+        raise BadInput(
+            f"worker {self._rounds.rank}: {name} cannot end: {report['units'] - report['done']} of its "
+            f"{report['units']} units are left, and nobody trains them: "
+            + "; ".join(f"worker {rank} did {done[rank]}{of} and {_phrase(state, rank)}" for rank in short)
+            + ". Did it break out of the loop, end early, or not call optimizer.step()? Let all workers "
+            "leave a loop at the same step"
+        )
+
+
+def _expected(state: dict[str, Any]) -> list[int]:
+    """The ranks that still have something to do, or are still to come."""
+    return [rank for rank, phase in enumerate(state["phases"]) if phase in ("working", "absent")]
+
+
+def _phrase(state: dict[str, Any], rank: int) -> str:
+    return _DOING[state["phases"][rank]].format(clock=state["clocks"][rank])
+
+
+def doing(state: dict[str, Any], ranks: Sequence[int]) -> str:
+    """Each of these workers, and where it is."""
+    shown = [f"worker {rank}, which {_phrase(state, rank)}" for rank in ranks[:8]]
+    return "; ".join(shown) + (f"; and {len(ranks) - 8} more" if len(ranks) > 8 else "")

@@ -1,0 +1,201 @@
+"""Workers that do not agree, and numbers that are none: each error names the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.train.crew import run_workers
+from tests.train.models import DIM, ShoalModel, dataset, steps
+from torch.utils.data import DataLoader
+
+import shoal
+from shoal.errors import BadInput, Mismatch
+from shoal.store.connect import connect
+from shoal.store.rounds import Rounds
+from shoal.train.noticeboard import Noticeboard
+from shoal.train.worker import Worker
+
+
+def train(worker: Worker, model: torch.nn.Module, **settings: Any) -> int:
+    samples = settings.pop("samples", 40)
+    data = DataLoader(dataset(samples), batch_size=8, **settings)
+    model, optimizer, batches = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+    return len(list(steps(model, optimizer, batches, 2)))
+
+
+def disagreement(script: Callable[[Worker], Any], sync: str) -> str:
+    with pytest.raises(Mismatch) as failure:
+        run_workers(2, script, sync, wait_s=3.0)
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("sync", ["asp", "allreduce"])
+def test_other_layers_are_shown_beside_each_other(sync: str) -> None:
+    def script(worker: Worker) -> None:
+        model = ShoalModel()
+        model.extra = torch.nn.Linear(5, 1 + worker.rank)
+        train(worker, model)
+
+    said = disagreement(script, sync)
+    assert "workers 0 and 1 have" in said or "workers 1 and 0 have" in said
+    assert "worker 0: extra.weight: (1, 5) float32, stepped by SGD" in said
+    assert "worker 1: extra.weight: (2, 5) float32, stepped by SGD" in said
+
+
+@pytest.mark.parametrize("sync", ["bsp", "average:2"])
+def test_other_settings_of_a_table_are_shown_beside_each_other(sync: str) -> None:
+    def script(worker: Worker) -> None:
+        model = ShoalModel()
+        model.emb = shoal.nn.Embedding("items", dim=DIM, seed=3 + worker.rank)
+        train(worker, model)
+
+    said = disagreement(script, sync)
+    assert "worker 0: emb.weight: table 'items', dim 3, init None, seed 3, stepped by SGD" in said
+    assert "worker 1: emb.weight: table 'items', dim 3, init None, seed 4, stepped by SGD" in said
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_generators_that_are_seeded_differently_are_found(sync: str) -> None:
+    def script(worker: Worker) -> None:
+        generator = torch.Generator().manual_seed(worker.rank)
+        train(worker, ShoalModel(), shuffle=True, generator=generator)
+
+    said = disagreement(script, sync)
+    assert "have different data, or draw it in different order: 40 samples in 5 batches, order " in said
+    assert "seed its generator alike" in said
+
+
+def test_datasets_of_different_size_are_found() -> None:
+    said = disagreement(lambda worker: train(worker, ShoalModel(), samples=40 + 8 * worker.rank), "bsp")
+    assert "40 samples in 5 batches" in said
+    assert "48 samples in 6 batches" in said
+
+
+@pytest.mark.parametrize("sync", ["asp"])
+def test_batches_of_different_keys_are_found(sync: str) -> None:
+    def script(worker: Worker) -> None:
+        def collate(samples: list[Any]) -> dict[str, Any]:
+            ids, x, y = (torch.stack(part) for part in zip(*samples, strict=True))
+            return {"ids": ids, "x": x, **({"y": y} if worker.rank else {"label": y})}
+
+        model = ShoalModel()
+        data = DataLoader(dataset(40), batch_size=8, collate_fn=collate)
+        model, optimizer, batches = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        for batch in batches:
+            optimizer.zero_grad()
+            model(batch["ids"], batch["x"]).sum().backward()
+            optimizer.step()
+
+    said = disagreement(script, sync)
+    assert "have different keys: " in said
+    assert "ids, label, x" in said
+    assert "ids, x, y" in said
+
+
+def test_notes_of_an_earlier_job_on_the_same_servers_do_not_count() -> None:
+    with connect("memory://") as client:
+        places = [Rounds(client.fork(), rank, 2) for rank in range(2)]
+
+        def joins(rank: int) -> Noticeboard:
+            board = Noticeboard(client, rank, 2)
+            places[rank].open(take="each", quorum=2, count=1, slack=-1)
+            return board
+
+        joins(0), joins(1).post(1, "a model")
+        for place in places:
+            place.leave()
+        board = joins(0)
+        board.post(1, "another model")
+        assert list(board.differing(1, "another model", places[0])) == []
+        other = joins(1)
+        assert list(board.differing(1, "another model", places[0])) == []
+        other.post(1, "a model")
+        assert list(board.differing(1, "another model", places[0])) == [(1, "a model")]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "average:2", "allreduce"])
+def test_a_gradient_that_is_nan_names_worker_and_step(sync: str) -> None:
+    def script(worker: Worker) -> None:
+        model = ShoalModel()
+        data = DataLoader(dataset(40), batch_size=8)
+        model, optimizer, batches = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        for number, (ids, x, _) in enumerate(batches):
+            loss = model(ids, x).sum() * (float("nan") if number == 1 else 1.0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    with pytest.raises(BadInput, match=r"^worker [01], step [01]: .*finite.*check the loss for NaN"):
+        run_workers(2, script, sync, wait_s=3.0)
+
+
+def test_a_reported_loss_that_is_nan_names_worker_and_step() -> None:
+    def script(worker: Worker) -> None:
+        worker.report(loss=torch.tensor(float("nan")))
+
+    message = (
+        "worker 0, step 0: the loss is nan; lower the learning rate, clip the gradient "
+        "(worker.clip_grad_norm_), or look at the batch of this step"
+    )
+    with pytest.raises(BadInput) as failure:
+        run_workers(1, script)
+    assert str(failure.value) == message
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"the loader is empty \(0 samples\): there is no batch in it"):
+        run_workers(2, lambda worker: train(worker, ShoalModel(), samples=0))
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "average:2", "allreduce"])
+def test_fewer_samples_than_workers_train(sync: str) -> None:
+    made = run_workers(3, lambda worker: (train(worker, ShoalModel(), samples=2), worker.samples), sync)
+    assert sum(steps for steps, _ in made) == 4  # two passes, two parts with a sample in each
+    assert sum(samples for _, samples in made) == 4
+
+
+def test_batches_behind_the_last_step_do_not_hold_up_the_pass() -> None:
+    """Gradient accumulation over four of five batches: the fifth is read, and makes no update of its own."""
+
+    def script(worker: Worker) -> Any:
+        model = ShoalModel()
+        data = DataLoader(dataset(40), batch_size=8)
+        model, optimizer, batches = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        for number, (ids, x, _) in enumerate(batches):
+            model(ids, x).sum().backward()
+            if number == 3:
+                optimizer.step()
+        return worker.ledger.report()
+
+    for report in run_workers(2, script):
+        assert report.exactly_once
+
+
+def test_a_mean_is_weighted_and_can_be_asked_for_again_and_again() -> None:
+    def script(worker: Worker) -> list[float]:
+        return [worker.mean(worker.rank + call, weight=1.0 + worker.rank) for call in range(3)]
+
+    for means in run_workers(2, script):
+        assert means == pytest.approx([2 / 3, 5 / 3, 8 / 3])
+
+
+def test_checkpoints_say_what_to_do_today() -> None:
+    def script(worker: Worker) -> None:
+        for call in (worker.save, worker.load):
+            with pytest.raises(BadInput, match=r"not built yet.*state_dict"):
+                call("file:///nowhere")
+
+    run_workers(1, script)
+
+
+def test_a_report_leaves_other_figures_alone() -> None:
+    def script(worker: Worker) -> Any:
+        worker.report(loss=1.0, auc=0.5)
+        worker.report(auc=0.6)
+        return worker.progress.value
+
+    said = run_workers(1, script)[0]
+    assert (said.loss, said.metrics) == (1.0, {"loss": 1.0, "auc": 0.6})
