@@ -147,7 +147,7 @@ class SimClient {
       : client_(client),
         incarnation_(incarnation),
         machine_(client, incarnation, servers),
-        builder_(placement, std::vector<uint32_t>(placement.size(), 1), nullptr, make_heap_arena(1 << 20)) {}
+        builder_(alone(servers, placement), nullptr, make_heap_arena(1 << 20)) {}
 
   nb::bytes hello() { return to_python(small_frame(Kind::hello, client_, incarnation_, nonce_)); }
 
@@ -176,10 +176,10 @@ class SimClient {
     const PushItem item{
         .table = table, .values = {grads.data(), grads.size()}, .lr = NAN, .spec = tables_.at(table)};
     const PushOptions options{.step = step, .stage_rank = stage_rank};
-    for (const auto& frame : builder_.plan(shard_bytes(grouped.split, 4 * spec.dim + 8), kPushFrameBytes)) {
+    for (const auto& frame : builder_.plan(shard_bytes(grouped.split, 4 * spec.dim + 8), kPushFrameBytes, false)) {
       auto request = builder_.push(grouped.split, frame, item, options, false, merger_, nullptr);
       request->operation = operation;
-      machine_.add(std::move(request));
+      add(std::move(request));
     }
     machine_.seal(*operation);
     operations_[++last_] = operation;
@@ -196,8 +196,8 @@ class SimClient {
     machine_.begin(*operation, false);
     const auto grouped = builder_.group(*operation->spec, {keys.data(), keys.size()}, false);
     const auto bytes = shard_bytes(grouped.split, 4 * operation->row_floats + 8);
-    for (const auto& frame : builder_.plan(bytes, kPullFrameBytes))
-      machine_.add(builder_.pull(operation, grouped, frame, false, merger_));
+    for (const auto& frame : builder_.plan(bytes, kPullFrameBytes, true))
+      add(builder_.pull(operation, grouped, frame, false, merger_));
     machine_.seal(*operation);
     operations_[++last_] = operation;
     return last_;
@@ -268,6 +268,16 @@ class SimClient {
   }
 
  private:
+  static std::shared_ptr<const Placement> alone(size_t servers, const std::vector<uint32_t>& placement) {
+    auto made = std::make_shared<Placement>();
+    made->servers.resize(servers);
+    for (const uint32_t server : placement) made->shards.push_back({.term = 1, .chain = {server}});
+    return made;
+  }
+  void add(std::shared_ptr<Request> request) {
+    for (auto& one : builder_.route(std::move(request))) machine_.add(std::move(one));
+  }
+
   const uint64_t client_;
   const uint32_t incarnation_;
   const Digest nonce_{};  // simulated runs replay from a seed: nothing in them is random by itself

@@ -5,6 +5,7 @@
 
 #include "base/hash.h"
 #include "convert.h"
+#include "py_client.h"
 #include "serve/server.h"
 #include "store/store.h"
 
@@ -19,7 +20,7 @@ struct PyServer {
 
 void make_server(PyServer* self, std::string host, uint16_t port, std::string unix_path,
                  const nb::bytes& token, uint32_t shards, size_t threads, size_t frame_bytes_max,
-                 size_t connections_max) {
+                 size_t connections_max, bool placed, bool weak) {
   ServerOptions options;
   options.host = std::move(host);
   options.port = port;
@@ -29,6 +30,8 @@ void make_server(PyServer* self, std::string host, uint16_t port, std::string un
   options.threads = threads;
   options.frame_bytes_max = frame_bytes_max;
   options.connections_max = connections_max;
+  options.placed = placed;
+  options.weak = weak;
   new (self) PyServer{take(without_gil([&] { return Server::start(std::move(options)); }))};
 }
 
@@ -63,7 +66,21 @@ void bind_server(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<PyServer>(m, "Server")
       .def("__init__", &make_server, nb::kw_only(), "host"_a, "port"_a, "unix_path"_a, "token"_a, "shards"_a,
-           "threads"_a, "frame_bytes_max"_a, "connections_max"_a = 4096)
+           "threads"_a, "frame_bytes_max"_a, "connections_max"_a = 4096, "placed"_a = true, "weak"_a = false)
+      .def(
+          "place",
+          [](PyServer& self, uint32_t index, const Placement& placement) {
+            without_gil([&] { self.server->place(index, placement); });
+          },
+          "index"_a, "placement"_a)
+      .def(
+          "fill",
+          [](PyServer& self, uint32_t shard, uint32_t target, double timeout_s) {
+            const auto deadline = deadline_in(timeout_s);
+            const Status status = without_gil([&] { return self.server->fill(shard, target, deadline); });
+            if (!status.ok()) raise(status);
+          },
+          "shard"_a, "target"_a, "timeout_s"_a)
       .def_prop_ro("port", [](const PyServer& self) { return self.server->port(); })
       .def("counters", &counters)
       .def("stop", [](PyServer& self) { without_gil([&] { self.server->stop(); }); });

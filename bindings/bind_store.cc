@@ -126,6 +126,20 @@ nb::object wait_for(Ticket& ticket, double timeout_s) {
   return rows_of(ticket.operation);
 }
 
+void make_placement(Placement* self, uint32_t version, bool weak, std::vector<ServerAddress> servers,
+                    const std::vector<uint32_t>& terms, std::vector<std::vector<uint32_t>> chains) {
+  bool sound = !servers.empty() && !chains.empty() && chains.size() <= kShardsMax &&
+               terms.size() == chains.size();
+  for (const auto& chain : chains) {
+    sound = sound && !chain.empty() &&
+            std::all_of(chain.begin(), chain.end(), [&](uint32_t index) { return index < servers.size(); });
+  }
+  if (!sound)
+    raise({Code::bad_input, "the placement names a server that is not in the list, or none at all"});
+  new (self) Placement{version, weak, std::move(servers), {}};
+  for (size_t i = 0; i < chains.size(); ++i) self->shards.push_back({terms[i], std::move(chains[i])});
+}
+
 void bind_specs(nb::module_& m) {
   nb::class_<TableSpec>(m, "TableSpec")
       .def(nb::init<>())
@@ -150,24 +164,21 @@ void bind_specs(nb::module_& m) {
       .def_ro("host", &ServerAddress::host)
       .def_ro("port", &ServerAddress::port)
       .def_ro("unix_path", &ServerAddress::unix_path);
+  nb::class_<Placement>(m, "Placement")
+      .def("__init__", &make_placement, nb::kw_only(), nb::arg("version"), nb::arg("weak"),
+           nb::arg("servers"), nb::arg("terms"), nb::arg("chains"))
+      .def_ro("version", &Placement::version);
 }
 
 PyClientPtr connect(uint64_t client_id, uint32_t incarnation, const nb::bytes& token,
-                    std::vector<ServerAddress> servers, std::vector<uint32_t> placement,
-                    std::vector<uint32_t> terms, const std::string& lane, double timeout_s,
+                    const Placement& placement, const std::string& lane, double timeout_s,
                     size_t shm_bytes_max) {
   RemoteOptions options;
-  options.identity = {client_id, incarnation, to_bytes(token), static_cast<uint32_t>(placement.size())};
-  options.servers = std::move(servers);
-  options.placement = std::move(placement);
-  options.terms = std::move(terms);
+  options.identity = {client_id, incarnation, to_bytes(token),
+                      static_cast<uint32_t>(placement.shards.size())};
+  options.placement = placement;
   options.lane = parse_lane(lane);
   options.shm_bytes_max = shm_bytes_max;
-  bool sound = !options.servers.empty() && !options.placement.empty() &&
-               options.placement.size() <= kShardsMax && options.terms.size() == options.placement.size();
-  for (const uint32_t server : options.placement) sound = sound && server < options.servers.size();
-  if (!sound)
-    raise({Code::bad_input, "the placement names a server that is not in the list, or none at all"});
   return std::make_shared<PyClient>(
       take(without_gil([&] { return connect_remote(std::move(options), deadline_in(timeout_s)); })));
 }
@@ -328,7 +339,11 @@ void bind_store(nb::module_& m) {
   client.def("fork",
              [](const PyClientPtr& self) { return std::make_shared<PyClient>(take(self->use().fork())); });
   client.def_static("connect", &connect, nb::kw_only(), "client_id"_a, "incarnation"_a, "token"_a,
-                    "servers"_a, "placement"_a, "terms"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a);
+                    "placement"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a);
+  client.def("set_placement", [](const PyClientPtr& self, const Placement& placement) {
+    StoreClient& c = self->use();
+    without_gil([&] { c.set_placement(placement); });
+  });
   client.def(
       "declare",
       [](const PyClientPtr& self, const TableSpec& spec, double timeout_s) {

@@ -1,92 +1,218 @@
 #include "serve/chain.h"
 
+#include <algorithm>
+
 namespace shoal {
+namespace {
 
-Chain::Chain(uint32_t server, uint32_t incarnation, size_t servers, std::function<void()> wake)
-    : wake_(std::move(wake)), machine_(kServerClients + server, incarnation, servers) {}
+constexpr size_t kImageBytesOpen = size_t{16} << 20;
 
-void Chain::send(uint32_t next, Header header, std::vector<Part> parts, std::vector<std::byte> bytes,
-                 std::vector<Mark> marks) {
+// Calls `f` for every run of parts that are one entry of one shard.
+template <typename F>
+void each_entry(std::span<const Part> parts, F f) {
+  for (size_t first = 0; first < parts.size();) {
+    size_t last = first + 1;
+    while (last < parts.size() && parts[last].shard == parts[first].shard) ++last;
+    f(parts.subspan(first, last - first));
+    first = last;
+  }
+}
+
+}  // namespace
+
+void Chain::introduce(uint32_t server, uint32_t incarnation, size_t servers) {
+  const std::lock_guard lock(mutex_);
+  if (machine_ == nullptr) machine_ = std::make_unique<ClientMachine>(kServerClients + server, incarnation, 0);
+  servers_ = std::max(servers_, servers);
+  machine_->grow(servers_);
+}
+
+// Under mutex_.
+void Chain::post(uint32_t target, const Header& header, std::vector<Part> parts, const Bytes& body,
+                 Done done) {
   auto sent = std::make_shared<Sent>();
-  sent->bytes = std::move(bytes);
-  sent->marks = std::move(marks);
+  sent->bytes = body;
+  sent->done = std::move(done);
+  for (const Part& part : parts)
+    if (sent->marks.empty() || sent->marks.back().first != part.shard)
+      sent->marks.emplace_back(part.shard, log_entry(part));
   auto request = std::make_shared<Request>();
   request->operation = sent;
-  request->server = next;
+  request->server = target;
   request->header = header;
   request->parts = std::move(parts);
-  request->body.emplace_back(sent->bytes);
-  request->body_bytes = sent->bytes.size();
+  request->body.emplace_back(*sent->bytes);
+  request->body_bytes = sent->bytes->size();
+  machine_->begin(*sent, false);
+  machine_->add(std::move(request));
+  machine_->seal(*sent);
+}
+
+// Under mutex_.
+void Chain::send_unheld(uint16_t shard) {
+  PerShard& here = shards_[shard];
+  if (here.place.next == kNobody || here.paused) return;
+  for (auto& [entry, kept] : here.unheld) {
+    for (Part& part : kept.parts) part.term = here.place.term;
+    post(here.place.next, kept.header, kept.parts, kept.body);
+  }
+}
+
+void Chain::place(uint16_t shard, const ChainPlace& place) {
+  std::vector<Done> ready;
   {
     const std::lock_guard lock(mutex_);
-    machine_.begin(*sent, false);
-    machine_.add(std::move(request));
-    machine_.seal(*sent);
+    PerShard& here = shards_[shard];
+    if (place.term < here.place.term) return;
+    const bool same = here.place.next == place.next && here.place.term == place.term;
+    if (here.place.next != place.next) here.paused = false;
+    here.place = place;
+    here.awaited = place.next != kNobody && !weak_;
+    if (place.next == kNobody) here.unheld.clear();
+    if (!here.awaited) {
+      for (auto& [entry, waiter] : here.waiting)
+        if (--waiter->marks == 0) ready.push_back(std::move(waiter->done));
+      here.waiting.clear();
+    }
+    if (!same) send_unheld(shard);
+    if (place.next != kNobody) in_use_ = true;
+  }
+  for (const Done& done : ready) done();
+  wake_();
+}
+
+void Chain::send(const Header& header, std::span<const Part> parts, Bytes body) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::map<uint32_t, std::vector<Part>> together;
+    each_entry(parts, [&](std::span<const Part> entry) {
+      PerShard& here = shards_[entry[0].shard];
+      if (here.place.next == kNobody) return;
+      Kept kept{header, {entry.begin(), entry.end()}, body};
+      for (Part& part : kept.parts) part.term = here.place.term;
+      if (!here.paused) {
+        std::vector<Part>& more = together[here.place.next];
+        more.insert(more.end(), kept.parts.begin(), kept.parts.end());
+      }
+      here.unheld.emplace(log_entry(entry[0]), std::move(kept));
+    });
+    for (auto& [target, mine] : together) post(target, header, std::move(mine), body);
   }
   wake_();
 }
 
-void Chain::when_held(std::span<const Mark> marks, Done done) {
+void Chain::when_held(std::span<const Part> parts, Done done) {
   auto waiter = std::make_shared<Waiter>(Waiter{.marks = 0, .done = std::move(done)});
   {
     const std::lock_guard lock(mutex_);
-    for (const Mark& mark : marks) {
-      PerShard& shard = shards_[mark.shard];
-      if (shard.held >= mark.entry) continue;
-      shard.waiting.emplace(mark.entry, waiter);
+    each_entry(parts, [&](std::span<const Part> entry) {
+      PerShard& here = shards_[entry[0].shard];
+      const uint64_t number = log_entry(entry[0]);
+      if (here.held >= number || !here.awaited) return;
+      here.waiting.emplace(number, waiter);
       ++waiter->marks;
-    }
+    });
     if (waiter->marks > 0) return;
   }
   waiter->done();
 }
 
 // Under mutex_.
-void Chain::hold(Mark mark, std::vector<Done>& ready) {
-  PerShard& shard = shards_[mark.shard];
-  if (mark.entry <= shard.held) return;
-  shard.held = mark.entry;
-  const auto end = shard.waiting.upper_bound(mark.entry);
-  for (auto it = shard.waiting.begin(); it != end; it = shard.waiting.erase(it))
+void Chain::hold(uint16_t shard, uint64_t entry, std::vector<Done>& ready) {
+  PerShard& here = shards_[shard];
+  if (entry <= here.held) return;
+  here.held = entry;
+  here.unheld.erase(here.unheld.begin(), here.unheld.upper_bound(entry));
+  const auto end = here.waiting.upper_bound(entry);
+  for (auto it = here.waiting.begin(); it != end; it = here.waiting.erase(it))
     if (--it->second->marks == 0) ready.push_back(std::move(it->second->done));
 }
 
-void Chain::alone(uint32_t shard, uint64_t entry) {
-  std::vector<Done> ready;
+void Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term) {
+  const std::lock_guard lock(mutex_);
+  PerShard& here = shards_[shard];
+  here.place.term = term;
+  here.place.next = target;
+  here.awaited = false;
+  here.paused = true;
+  here.held = 0;
+  here.unheld.clear();
+  in_use_ = true;
+}
+
+void Chain::send_image(uint32_t target, const Header& header, std::vector<Part> parts, Bytes body) {
   {
     const std::lock_guard lock(mutex_);
-    hold({shard, entry}, ready);
+    post(target, header, std::move(parts), body);
   }
-  for (const Done& done : ready) done();
+  wake_();
+}
+
+void Chain::image_sent(uint16_t shard, uint64_t entry, Done filled) {
+  {
+    const std::lock_guard lock(mutex_);
+    PerShard& here = shards_[shard];
+    if (!here.paused) return;  // another placement has come between
+    here.paused = false;
+    here.awaited = !weak_;
+    // What the image holds need not be sent; `held` grows by answers alone.
+    here.unheld.erase(here.unheld.begin(), here.unheld.upper_bound(entry));
+    send_unheld(shard);
+    Part end;
+    end.shard = shard;
+    end.term = here.place.term;
+    end.mode = 1;
+    set_log_entry(end, entry);  // the image holds the log up to here
+    Header header;
+    header.kind = static_cast<uint16_t>(Kind::image);
+    // Frames are taken in order: who answers this one has all before it.
+    post(here.place.next, header, {end}, std::make_shared<const std::vector<std::byte>>(), std::move(filled));
+  }
+  wake_();
+}
+
+bool Chain::has_room(uint32_t server, std::chrono::steady_clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  return answered_.wait_until(lock, deadline, [&] { return machine_->bytes_open(server) < kImageBytesOpen; });
+}
+
+size_t Chain::servers() {
+  const std::lock_guard lock(mutex_);
+  return servers_;
 }
 
 std::shared_ptr<Request> Chain::next_to_send(uint32_t server) {
   const std::lock_guard lock(mutex_);
-  return machine_.next_to_send(server);
+  return machine_->next_to_send(server);
 }
 
 bool Chain::has_open(uint32_t server) {
   const std::lock_guard lock(mutex_);
-  return machine_.has_open(server);
+  return machine_ != nullptr && machine_->has_open(server);
 }
 
 void Chain::lost(uint32_t server) {
   const std::lock_guard lock(mutex_);
-  machine_.lost(server);
+  machine_->lost(server);
 }
 
-bool Chain::on_reply(uint32_t server, const FrameView& frame) {
+void Chain::on_reply(uint32_t server, const FrameView& frame) {
   std::vector<Done> ready;
   {
     const std::lock_guard lock(mutex_);
-    const std::shared_ptr<Request> request = machine_.find(server, frame.header.request);
-    if (request == nullptr) return true;
-    if (static_cast<Code>(frame.header.code) != Code::ok) return false;
-    for (const Mark& mark : static_cast<const Sent&>(*request->operation).marks) hold(mark, ready);
-    machine_.answered(server, frame.header.request, {});
+    const std::shared_ptr<Request> request = machine_->find(server, frame.header.request);
+    if (request == nullptr) return;
+    // Where it refuses, this server or that one has not learnt the newest placement: what is kept is sent
+    // again with that one.
+    auto& sent = static_cast<Sent&>(*request->operation);
+    if (static_cast<Code>(frame.header.code) == Code::ok) {
+      for (const auto& [shard, entry] : sent.marks) hold(shard, entry, ready);
+      if (sent.done) ready.push_back(std::move(sent.done));
+    }
+    machine_->answered(server, frame.header.request, {});
+    answered_.notify_all();
   }
   for (const Done& done : ready) done();
-  return true;
 }
 
 }  // namespace shoal

@@ -2,12 +2,14 @@
 // until the chain has it. Frames out, replies in; no I/O: the driver and the simulator run this same code.
 //
 // Invariants:
-//   - What is sent is kept until it is answered, and sent again after a lost connection.
+//   - An entry of a shard's log is kept until the server behind has it, and those behind that one; it is sent
+//     again after a lost connection, and to whoever the next placement puts there, under that one's term.
 //   - A reply leaves when every shard that it speaks for is held, up to its entry, by all servers behind.
-//   - An answer of a server behind says that it has the entries, and that those behind it have them.
 // Thread-safe; calls `done` and `wake` without its lock.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -18,58 +20,88 @@
 #include <vector>
 
 #include "serve/client_machine.h"
+#include "store/shard.h"
 #include "wire/frame.h"
 
 namespace shoal {
 
 // Servers speak to each other as clients with an id of this range, by their index.
 inline constexpr uint64_t kServerClients = uint64_t{1} << 63;
+// The log of the sync shard's questions goes with shard 0 and is named by a number of its own.
+inline constexpr uint16_t kSyncLog = 0xffff;
 
 class Chain {
  public:
-  struct Mark {
-    uint32_t shard;
-    uint64_t entry;
-  };
   using Done = std::function<void()>;
+  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
 
-  Chain(uint32_t server, uint32_t incarnation, size_t servers, std::function<void()> wake);
+  // `weak`: replies do not wait for the servers behind.
+  Chain(std::function<void()> wake, bool weak) : wake_(std::move(wake)), weak_(weak) {}
+  bool in_use() const { return in_use_.load(std::memory_order_relaxed); }
+  // Who this server is among `servers`: frames are sent in its name.
+  void introduce(uint32_t server, uint32_t incarnation, size_t servers);
 
-  // Sends a frame, whose body is `bytes`, on to the server `next`; it carries the marks' entries.
-  void send(uint32_t next, Header header, std::vector<Part> parts, std::vector<std::byte> bytes,
-            std::vector<Mark> marks);
-  // Calls `done` once all marks are held by the servers behind; at once where they are.
-  void when_held(std::span<const Mark> marks, Done done);
-  // The last server of this shard's chain: nobody is waited for, up to the entry.
-  void alone(uint32_t shard, uint64_t entry);
+  // A shard's new place. What its next server does not have is sent, under the new term; without a next one
+  // nothing is waited for.
+  void place(uint16_t shard, const ChainPlace& place);
+  // Sends entries, one or more neighbouring parts each, to the next servers of their shards.
+  void send(const Header& header, std::span<const Part> parts, Bytes body);
+  // Calls `done` once all entries of these parts are held by the servers behind; at once where they are.
+  void when_held(std::span<const Part> parts, Done done);
+
+  // A server that is being filled with a shard: its image goes there by `send_image`, page by page, and the
+  // entries behind the image wait until `image_sent`. From then on replies wait for it, and as soon as it has
+  // all that was acknowledged without it, it is as good as the last of the chain.
+  void begin_fill(uint16_t shard, uint32_t target, uint32_t term);
+  void send_image(uint32_t target, const Header& header, std::vector<Part> parts, Bytes body);
+  void image_sent(uint16_t shard, uint64_t entry, Done filled);
+  // Waits until little is on its way to the server; false: not by the deadline.
+  bool has_room(uint32_t server, std::chrono::steady_clock::time_point deadline);
 
   // For the driver.
+  size_t servers();
   std::shared_ptr<Request> next_to_send(uint32_t server);
   bool has_open(uint32_t server);
   void lost(uint32_t server);
-  // An answer; false: the server refuses what it was sent, and the connection is of no use.
-  bool on_reply(uint32_t server, const FrameView& frame);
+  void on_reply(uint32_t server, const FrameView& frame);
 
  private:
   struct Sent : Operation {
-    std::vector<std::byte> bytes;
-    std::vector<Mark> marks;
+    Bytes bytes;
+    std::vector<std::pair<uint16_t, uint64_t>> marks;  // shards and their entries
+    Done done;                                         // may be null
+  };
+  struct Kept {
+    Header header;
+    std::vector<Part> parts;
+    Bytes body;
   };
   struct Waiter {
     size_t marks;
     Done done;
   };
   struct PerShard {
+    ChainPlace place = {};
+    bool paused = false;  // its image is not sent yet
+    bool awaited = false;
     uint64_t held = 0;
+    std::map<uint64_t, Kept> unheld = {};
     std::multimap<uint64_t, std::shared_ptr<Waiter>> waiting = {};
   };
-  void hold(Mark mark, std::vector<Done>& ready);
+  void post(uint32_t target, const Header& header, std::vector<Part> parts, const Bytes& body,
+            Done done = {});
+  void send_unheld(uint16_t shard);
+  void hold(uint16_t shard, uint64_t entry, std::vector<Done>& ready);
 
   const std::function<void()> wake_;
+  const bool weak_;
   std::mutex mutex_;
+  std::condition_variable answered_;
   // Guarded by mutex_:
-  ClientMachine machine_;
-  std::unordered_map<uint32_t, PerShard> shards_;
+  std::unique_ptr<ClientMachine> machine_;
+  size_t servers_ = 0;
+  std::atomic<bool> in_use_{false};  // there are servers behind this one
+  std::unordered_map<uint16_t, PerShard> shards_;
 };
 
 }  // namespace shoal

@@ -22,6 +22,13 @@ bool ClientMachine::begin(Operation& operation, bool is_push) {
   return true;
 }
 
+// Memory that it holds on to.
+size_t ClientMachine::bytes_of(const Request& request) {
+  size_t bytes = request.blocks.empty() ? request.body_bytes : 0;
+  for (const auto& block : request.blocks) bytes += block->bytes().size();
+  return bytes;
+}
+
 void ClientMachine::add(std::shared_ptr<Request> request) {
   Operation& operation = *request->operation;
   PerServer& server = servers_[request->server];
@@ -32,7 +39,7 @@ void ClientMachine::add(std::shared_ptr<Request> request) {
   request->header.seq = operation.seq_;
   assert(operation.open_ > 0);
   ++operation.open_;
-  for (const auto& block : request->blocks) server.bytes_open += block->bytes().size();
+  server.bytes_open += bytes_of(*request);
   server.unsent.push_back(number);
   server.open.emplace(number, std::move(request));
 }
@@ -64,15 +71,27 @@ void ClientMachine::close_one(Operation& operation) {
   operation.done_.store(true, std::memory_order_release);
 }
 
-void ClientMachine::answered(uint32_t server, uint64_t number, Status status) {
+std::shared_ptr<Request> ClientMachine::withdraw(uint32_t server, uint64_t number) {
   PerServer& s = servers_[server];
   const auto it = s.open.find(number);
-  if (it == s.open.end()) return;
-  const std::shared_ptr<Request> request = std::move(it->second);
+  if (it == s.open.end()) return nullptr;
+  std::shared_ptr<Request> request = std::move(it->second);
   s.open.erase(it);
   if (s.sent.erase(number) == 0)
     std::erase(s.unsent, number);  // answered to an earlier sending, before it was sent again
-  for (const auto& block : request->blocks) s.bytes_open -= block->bytes().size();
+  s.bytes_open -= bytes_of(*request);
+  return request;
+}
+
+std::vector<std::shared_ptr<Request>> ClientMachine::open_requests(uint32_t server) const {
+  std::vector<std::shared_ptr<Request>> requests;
+  for (const auto& [number, request] : servers_[server].open) requests.push_back(request);
+  return requests;
+}
+
+void ClientMachine::answered(uint32_t server, uint64_t number, Status status) {
+  const std::shared_ptr<Request> request = withdraw(server, number);
+  if (request == nullptr) return;
   Operation& operation = *request->operation;
   if (!status.ok() && operation.status_.ok()) operation.status_ = std::move(status);
   close_one(operation);

@@ -9,6 +9,7 @@
 // Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -71,6 +72,8 @@ class ClientMachine {
  public:
   ClientMachine(uint64_t client, uint32_t incarnation, size_t servers);
 
+  // There are so many servers now.
+  void grow(size_t servers) { servers_.resize(std::max(servers_.size(), servers)); }
   // Opens an operation; a push gets the next seq. False: 256 pushes are open, wait for one to finish.
   bool begin(Operation& operation, bool is_push);
   // Adds a request. Its header's identity and request number are filled in here.
@@ -93,6 +96,9 @@ class ClientMachine {
   void lost(uint32_t server);
   // Every request to this server fails with `status` (refused, fenced, closed).
   void fail(uint32_t server, const Status& status);
+  // Takes an open request out, to be added again as one or more and then sealed; null where it was answered.
+  std::shared_ptr<Request> withdraw(uint32_t server, uint64_t request);
+  std::vector<std::shared_ptr<Request>> open_requests(uint32_t server) const;
   // The smallest open seq, or the next one where none is open.
   uint64_t low() const { return open_seqs_.empty() ? next_seq_ : *open_seqs_.begin(); }
   uint64_t retries() const { return retries_; }
@@ -107,6 +113,7 @@ class ClientMachine {
     size_t bytes_open = 0;
   };
   void close_one(Operation& operation);
+  static size_t bytes_of(const Request& request);
 
   const uint64_t client_;
   const uint32_t incarnation_;

@@ -58,13 +58,7 @@ class EmbeddedClient : public StoreClient {
   }
 
   Result<TableFigures> figures(uint32_t table, Deadline) override {
-    TableFigures sum;
-    for (uint32_t s = 0; s < store_.shards(); ++s) {
-      const Result<TableFigures> one = store_.shard(s).figures(table);
-      if (!one.ok()) return one.status();
-      sum += *one;
-    }
-    return sum;
+    return store_.figures(table);
   }
 
   Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max, Deadline) override {
@@ -94,12 +88,14 @@ class EmbeddedClient : public StoreClient {
 
   Status send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline) override {
     if (closed_) return closed_status();
-    shared_->sync.ask(operation->request, [operation, shared = shared_.get()](const SyncReply& reply) {
-      const std::lock_guard lock(shared->mutex);
-      operation->reply = reply;
-      operation->finish(reply.status);
-      shared->answered.notify_all();
-    });
+    const auto handled =
+        shared_->sync.ask(operation->request, [operation, shared = shared_.get()](const SyncReply& reply) {
+          const std::lock_guard lock(shared->mutex);
+          operation->reply = reply;
+          operation->finish(reply.status);
+          shared->answered.notify_all();
+        });
+    handled.deliver();
     return {};
   }
   Status commit(const Commit& commit, Deadline) override { return store_.commit(commit, crew_); }
@@ -192,7 +188,7 @@ class EmbeddedClient : public StoreClient {
       part.keys = {&piece, 1};
       part.values = std::as_bytes(item.values.subspan(i * kPieceFloats, spec.floats(piece)));
       part.dc_lambda = item.dc_lambda;
-      if (item.dc_lambda != 0.0f) part.pulled = std::as_bytes(item.pulled).data() + 4 * i * kPieceFloats;
+      if (item.dc_lambda != 0.0f) part.pulled = std::as_bytes(item.pulled.subspan(i * kPieceFloats, spec.floats(piece)));
       return put(shard, part, options, begun);
     });
   }

@@ -18,6 +18,8 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr auto kBackoffMin = std::chrono::milliseconds(10);
 constexpr auto kBackoffMax = std::chrono::milliseconds(500);
 constexpr auto kDialTime = std::chrono::seconds(2);
+constexpr auto kHomesTick = std::chrono::milliseconds(5);  // a server that has yet to learn a placement
+constexpr size_t kServersMax = 1024;
 constexpr size_t kSegmentBytesMin = size_t{64} << 20;
 constexpr size_t kWarmBytes = size_t{1} << 30;
 
@@ -33,13 +35,13 @@ std::string seconds_text(std::chrono::steady_clock::duration time) {
 RemoteClient::RemoteClient(RemoteOptions options)
     : options_(std::move(options)),
       shared_arena_(make_shared_arena(kSegmentBytesMin, options_.shm_bytes_max)),
-      builder_(options_.placement, options_.terms, shared_arena_, make_heap_arena(kWarmBytes)),
+      builder_(std::make_shared<const Placement>(options_.placement), shared_arena_,
+               make_heap_arena(kWarmBytes)),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      machine_(options_.identity.client, options_.identity.incarnation, options_.servers.size()) {
-  for (size_t i = 0; i < options_.servers.size(); ++i) {
-    peers_.push_back(std::make_unique<Peer>());
-    everywhere_.push_back(static_cast<uint32_t>(i));
-  }
+      peers_(kServersMax),
+      machine_(options_.identity.client, options_.identity.incarnation, options_.placement.servers.size()) {
+  for (const ServerAddress& address : options_.placement.servers)
+    peers_[servers_++] = std::make_unique<Peer>(address);
 }
 
 RemoteClient::~RemoteClient() {
@@ -48,15 +50,76 @@ RemoteClient::~RemoteClient() {
 }
 
 Status RemoteClient::connect(Deadline deadline) {
-  for (size_t i = 0; i < peers_.size(); ++i) {
+  for (const uint32_t i : options_.placement.up()) {
     Result<std::unique_ptr<Link>> link =
-        Link::dial(options_.servers[i], options_.lane, options_.identity, deadline);
+        Link::dial(peers_[i]->address, options_.lane, options_.identity, deadline);
     if (!link.ok()) return link.status();
     peers_[i]->shm = (*link)->lane() == Lane::shm;
     peers_[i]->link = std::move(*link);
   }
   keeper_ = std::thread([this] { keep(); });
   return {};
+}
+
+void RemoteClient::set_placement(Placement placement) {
+  std::vector<uint32_t> servers;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto before = builder_.placement();
+    if (placement.version <= before->version || placement.servers.size() > kServersMax) return;
+    while (servers_ < placement.servers.size()) {
+      peers_[servers_] = std::make_unique<Peer>(placement.servers[servers_]);
+      machine_.grow(servers_ + 1);
+      ++servers_;
+    }
+    const auto now = std::make_shared<const Placement>(std::move(placement));
+    builder_.set_placement(now);
+    for (uint32_t i = 0; i < before->servers.size(); ++i) {
+      if (!before->is_up(i) || now->is_up(i)) continue;
+      for (const auto& request : machine_.open_requests(i)) refused(*request, gone_status(i));
+    }
+    find_homes(servers);
+    changed_.notify_all();
+  }
+  for (const uint32_t server : servers) flush(server);
+  wake();
+}
+
+// The server knows another placement than this request was made for, or is gone. Under mutex_.
+void RemoteClient::refused(const Request& request, Status why) {
+  const auto kind = static_cast<Kind>(request.header.kind);
+  if (kind != Kind::push && kind != Kind::pull && kind != Kind::sync) {
+    machine_.answered(request.server, request.header.request, std::move(why));  // asked anew as a whole
+    return;
+  }
+  if (auto taken = machine_.withdraw(request.server, request.header.request); taken != nullptr) {
+    homeless_.push_back(std::move(taken));
+    homes_next_ = Clock::now() + kHomesTick;
+  }
+}
+
+Status RemoteClient::gone_status(uint32_t server) const {
+  return {Code::moved, peers_[server]->address.name() + " is gone"};
+}
+
+void RemoteClient::find_homes(std::vector<uint32_t>& servers) {
+  for (const auto& request : std::exchange(homeless_, {})) {
+    for (auto& one : builder_.route(std::make_shared<Request>(*request))) {
+      servers.push_back(one->server);
+      machine_.add(std::move(one));
+    }
+    machine_.seal(*request->operation);
+  }
+}
+
+void RemoteClient::send_homeless() {
+  std::vector<uint32_t> servers;
+  {
+    const std::lock_guard lock(mutex_);
+    if (homeless_.empty() || Clock::now() < homes_next_) return;
+    find_homes(servers);
+  }
+  for (const uint32_t server : servers) flush(server);
 }
 
 void RemoteClient::wake() {
@@ -133,7 +196,8 @@ void RemoteClient::keep() {
 
 bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
   bool moved = false;
-  for (uint32_t i = 0; i < peers_.size(); ++i) {
+  send_homeless();
+  for (uint32_t i = 0; i < servers_; ++i) {
     Peer& peer = *peers_[i];
     if (peer.link == nullptr) reconnect_if_due(i, deadline);
     if (peer.link == nullptr) continue;
@@ -157,7 +221,11 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
 void RemoteClient::block_until_ready(Deadline deadline) {
   std::vector<pollfd> fds{{wake_fd_, POLLIN, 0}};
   auto until = std::min(deadline, Clock::now() + std::chrono::seconds(1));
-  for (uint32_t i = 0; i < peers_.size(); ++i) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!homeless_.empty()) until = std::min(until, homes_next_);
+  }
+  for (uint32_t i = 0; i < servers_; ++i) {
     const Peer& peer = *peers_[i];
     if (peer.link != nullptr && !peer.broken) {
       const short events = static_cast<short>(POLLIN | (peer.blocked ? POLLOUT : 0));
@@ -199,13 +267,18 @@ void RemoteClient::flush(uint32_t server) {
 }
 
 void RemoteClient::submit(std::shared_ptr<Request> request) {
-  const uint32_t server = request->server;
+  std::vector<uint32_t> servers;
   {
     const std::lock_guard lock(mutex_);
-    ++requests_;
-    machine_.add(std::move(request));
+    // By the placement of now, under the lock that it is changed under: what is on its way to a server that is
+    // gone is found there.
+    for (auto& one : builder_.route(std::move(request))) {
+      ++requests_;
+      servers.push_back(one->server);
+      machine_.add(std::move(one));
+    }
   }
-  flush(server);
+  for (const uint32_t server : servers) flush(server);
 }
 
 bool RemoteClient::receive_from(uint32_t server) {
@@ -224,7 +297,7 @@ bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
   const auto code = static_cast<Code>(frame.header.code);
   const auto text = [&] {
     const std::string all(reinterpret_cast<const char*>(frame.body.data()), frame.body.size());
-    return options_.servers[server].name() + ": " + all.substr(0, all.find('\0'));
+    return peers_[server]->address.name() + ": " + all.substr(0, all.find('\0'));
   };
   if (frame.header.kind == static_cast<uint16_t>(Kind::refuse)) {
     peers_[server]->refusal = {code == Code::ok ? Code::refused : code, text()};
@@ -237,6 +310,12 @@ bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
     request = machine_.find(server, frame.header.request);
   }
   if (request == nullptr) return true;
+  if (code == Code::moved) {
+    const std::lock_guard lock(mutex_);
+    refused(*request, {code, text()});
+    changed_.notify_all();
+    return true;
+  }
   if (request->header.kind == static_cast<uint16_t>(Kind::pull))
     for (const Part& part : frame.parts) builder_.note_version(part.shard, part.version);
   const Status status =
@@ -286,7 +365,7 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
   if (now < peer.next_attempt || now >= deadline) return;
   // By the same lane as before: open requests may lie in shared memory, which no other lane can reach.
   const Lane lane = options_.lane.value_or(peer.shm ? Lane::shm : Lane::tcp);
-  Result<std::unique_ptr<Link>> link = Link::dial(options_.servers[server], lane, options_.identity,
+  Result<std::unique_ptr<Link>> link = Link::dial(peer.address, lane, options_.identity,
                                                   std::min(deadline, Clock::now() + kDialTime));
   if (!link.ok()) {
     peer.backoff = std::clamp(2 * peer.backoff, kBackoffMin, kBackoffMax);
@@ -316,7 +395,7 @@ Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline de
     const std::lock_guard lock(mutex_);
     std::string text =
         operation.what + ": 256 pushes are open and none was acknowledged in time; waiting for ";
-    for (uint32_t i = 0; i < peers_.size(); ++i) text += machine_.has_open(i) ? describe_peer(i) : "";
+    for (uint32_t i = 0; i < servers_; ++i) text += machine_.has_open(i) ? describe_peer(i) : "";
     return {Code::timeout, text};
   }
   return status;
@@ -343,7 +422,7 @@ Status RemoteClient::wait(const OperationPtr& operation, Deadline deadline) {
 // Who it is and what is wrong with it. Under mutex_.
 std::string RemoteClient::describe_peer(uint32_t server) const {
   const Peer& peer = *peers_[server];
-  std::string text = options_.servers[server].name();
+  std::string text = peer.address.name();
   if (!peer.down_because.ok() && peer.down_since != Clock::time_point{}) {
     text += ", not connected since " + seconds_text(Clock::now() - peer.down_since) + " (" +
             peer.down_because.message() + ")";
@@ -371,7 +450,8 @@ void RemoteClient::leave(const OperationPtr& operation) {
 
 ClientCounters RemoteClient::counters() {
   ClientCounters counters;
-  for (const auto& peer : peers_) {
+  for (uint32_t i = 0; i < servers_; ++i) {
+    const auto& peer = peers_[i];
     const std::lock_guard sending(peer->send_mutex);
     counters.lanes.emplace_back(peer->link != nullptr ? lane_name(peer->link->lane()) : "down");
     counters.bytes_sent += peer->sent_before + (peer->link != nullptr ? peer->link->bytes_sent.load() : 0);
@@ -402,13 +482,16 @@ void RemoteClient::close() {
     pumping_ = true;  // for good: nobody else touches the links any more
   }
   if (keeper_.joinable()) keeper_.join();
-  for (const auto& peer : peers_) {
+  for (uint32_t i = 0; i < servers_; ++i) {
+    const auto& peer = peers_[i];
     const std::lock_guard sending(peer->send_mutex);
     if (peer->link != nullptr && !peer->broken) peer->link->goodbye(options_.identity);
     peer->link.reset();
   }
   const std::lock_guard lock(mutex_);
-  for (uint32_t i = 0; i < peers_.size(); ++i) machine_.fail(i, {Code::closed, "this client was closed"});
+  std::vector<uint32_t> ignored;
+  find_homes(ignored);
+  for (uint32_t i = 0; i < servers_; ++i) machine_.fail(i, {Code::closed, "this client was closed"});
   changed_.notify_all();
 }
 

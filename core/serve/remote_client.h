@@ -37,13 +37,17 @@ class RemoteClient : public StoreClient {
   Status wait(const OperationPtr& operation, Deadline deadline) override;
   void leave(const OperationPtr& operation) override;
   ClientCounters counters() override;
-  uint32_t shards() const override { return static_cast<uint32_t>(options_.placement.size()); }
+  uint32_t shards() const override { return builder_.shards(); }
+  void set_placement(Placement placement) override;
   void close() override;
 
  private:
   using Clock = std::chrono::steady_clock;
 
   struct Peer {
+    explicit Peer(ServerAddress where) : address(std::move(where)) {}
+
+    const ServerAddress address;
     std::mutex send_mutex;
     // Replaced by the pump only, under send_mutex; the pump itself reads it without.
     std::unique_ptr<Link> link;
@@ -72,6 +76,13 @@ class RemoteClient : public StoreClient {
   void keep();
   void wake();
   void submit(std::shared_ptr<Request> request);
+  // Sends again, by the placement of now, what was refused because a shard is elsewhere. Under mutex_; gives
+  // the servers that then have something to be sent.
+  void refused(const Request& request, Status why);
+  Status gone_status(uint32_t server) const;
+  void find_homes(std::vector<uint32_t>& servers);
+  void send_homeless();
+  uint32_t servers() const { return servers_; }
   Status late(const ClientOperation& operation);
   std::string describe_peer(uint32_t server) const;
   Status begin(ClientOperation& operation, bool is_push, Deadline deadline);
@@ -98,21 +109,25 @@ class RemoteClient : public StoreClient {
   Status send_question(const OperationPtr& operation, Kind kind, std::span<const uint32_t> servers,
                        const Part* part, std::span<const std::byte> body, Deadline deadline);
   using OnReply = std::function<Status(const Request&, const FrameView&)>;
-  Status ask(Kind kind, std::span<const uint32_t> servers, const Part* part, std::span<const std::byte> body,
-             OnReply on_reply, Deadline deadline);
+  // The same to all servers, or (where the part names a shard) to that one's, and waited for. Asked again from
+  // the beginning when the placement has changed meanwhile; `fresh` makes what takes the answers.
+  Status ask(Kind kind, const Part* part, std::span<const std::byte> body, const std::function<OnReply()>& fresh,
+             Deadline deadline);
 
   const RemoteOptions options_;
   const std::shared_ptr<Arena> shared_arena_;
-  const RequestBuilder builder_;
+  RequestBuilder builder_;
   const int wake_fd_;
-  std::vector<uint32_t> everywhere_;  // all servers
-  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // room for all there can be: those below servers_ are there
+  std::atomic<uint32_t> servers_{0};
   Pool<Merger> mergers_{8};
 
   std::mutex mutex_;
   // Guarded by mutex_:
   ClientMachine machine_;
   std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
+  std::vector<std::shared_ptr<Request>> homeless_;  // refused by servers that know another placement
+  Clock::time_point homes_next_{};                  // when they are tried again
   bool pumping_ = false;
   bool background_ = false;  // somebody left an operation to the background thread
   bool closing_ = false;

@@ -37,7 +37,8 @@ Result<StoreClient::SpecPtr> RemoteClient::lookup(uint32_t table) {
 }
 
 bool RemoteClient::any_shm() const {
-  return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->shm.load(); });
+  return std::any_of(peers_.begin(), peers_.begin() + servers(),
+                     [](const auto& peer) { return peer->shm.load(); });
 }
 
 Status RemoteClient::send_question(const OperationPtr& operation, Kind kind,
@@ -61,44 +62,58 @@ Status RemoteClient::send_question(const OperationPtr& operation, Kind kind,
   return seal(operation).status();
 }
 
-// The same, waited for.
-Status RemoteClient::ask(Kind kind, std::span<const uint32_t> servers, const Part* part,
-                         std::span<const std::byte> body, OnReply on_reply, Deadline deadline) {
-  const auto operation = std::make_shared<AskOperation>();
-  operation->what = "a question to " + options_.servers[servers[0]].name();
-  operation->handler = std::move(on_reply);
-  const Status status = send_question(operation, kind, servers, part, body, deadline);
-  return status.ok() ? wait(operation, deadline) : status;
+Status RemoteClient::ask(Kind kind, const Part* part, std::span<const std::byte> body,
+                         const std::function<OnReply()>& fresh, Deadline deadline) {
+  for (;;) {
+    const auto placement = builder_.placement();
+    const std::vector<uint32_t> all = placement->up();
+    const std::vector<uint32_t> servers =
+        kind == Kind::scan ? std::vector{placement->reader(part->shard)} : all;
+    const auto operation = std::make_shared<AskOperation>();
+    operation->what = "a question to " + peers_[servers[0]]->address.name();
+    if (fresh) operation->handler = fresh();
+    Status status = send_question(operation, kind, servers, part, body, deadline);
+    if (status.ok()) status = wait(operation, deadline);
+    if (status.code() != Code::moved) return status;
+    // Some server has learnt another placement, or must still learn this one.
+    const Deadline tick = std::min(deadline, Clock::now() + std::chrono::milliseconds(5));
+    const Status other = until([&] { return builder_.placement() != placement; }, tick);
+    if (other.code() == Code::closed) return other;
+    if (Clock::now() >= deadline) return {Code::timeout, status.message()};
+  }
 }
 
 Status RemoteClient::send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline deadline) {
-  return send_question(operation, Kind::sync, std::span(options_.placement).first(1), nullptr,
-                       encode_sync(operation->request), deadline);
+  const uint32_t head = builder_.placement()->head(0);
+  return send_question(operation, Kind::sync, {&head, 1}, nullptr, encode_sync(operation->request), deadline);
 }
 
 Status RemoteClient::commit(const Commit& commit, Deadline deadline) {
   std::vector<std::byte> body;
   encode_commit(commit, body);
-  return ask(Kind::commit, everywhere_, nullptr, body, {}, deadline);
+  return ask(Kind::commit, nullptr, body, {}, deadline);
 }
 
 Result<double> RemoteClient::norm(const Commit& commit, Deadline deadline) {
   // Answers may come after the deadline, when this call is over: what they are written to is shared.
-  const auto norms = std::make_shared<std::vector<double>>(peers_.size());
-  const auto note = [norms](const Request& request, const FrameView& frame) {
-    if (frame.body.size() < sizeof(double)) return misfit();
-    std::memcpy(&(*norms)[request.server], frame.body.data(), sizeof(double));
-    return Status{};
+  std::shared_ptr<std::vector<double>> norms;
+  const auto fresh = [&]() -> OnReply {
+    norms = std::make_shared<std::vector<double>>(servers());
+    return [norms](const Request& request, const FrameView& frame) {
+      if (frame.body.size() < sizeof(double)) return misfit();
+      std::memcpy(&(*norms)[request.server], frame.body.data(), sizeof(double));
+      return Status{};
+    };
   };
   std::vector<std::byte> body;
   encode_commit(commit, body);
-  if (Status s = ask(Kind::norm, everywhere_, nullptr, body, note, deadline); !s.ok()) return s;
+  if (Status s = ask(Kind::norm, nullptr, body, fresh, deadline); !s.ok()) return s;
   return std::accumulate(norms->begin(), norms->end(), 0.0);
 }
 
 Status RemoteClient::declare(const TableSpec& spec, Deadline deadline) {
   if (Status status = check_table(spec); !status.ok()) return status;
-  Status status = ask(Kind::declare, everywhere_, nullptr, encode_table(spec), {}, deadline);
+  Status status = ask(Kind::declare, nullptr, encode_table(spec), {}, deadline);
   if (!status.ok()) return status;
   auto shared = std::make_shared<TableSpec>(spec);
   shared->init.salt = mix64(spec.seed ^ hash_name(spec.name));
@@ -110,17 +125,20 @@ Status RemoteClient::declare(const TableSpec& spec, Deadline deadline) {
 // Sums what all servers say of a table (0: of the store).
 template <typename Figures>
 Result<Figures> RemoteClient::sum_figures(uint32_t table, Deadline deadline) {
-  const auto sum = std::make_shared<Figures>();  // shared with answers that come too late, as above
+  std::shared_ptr<Figures> sum;  // shared with answers that come too late, as above
   Part part;
   part.table = table;
-  const auto add = [sum](const Request&, const FrameView& frame) {
-    Figures one;
-    if (frame.body.size() < sizeof one) return misfit();
-    std::memcpy(&one, frame.body.data(), sizeof one);
-    *sum += one;
-    return Status{};
+  const auto fresh = [&]() -> OnReply {
+    sum = std::make_shared<Figures>();
+    return [sum](const Request&, const FrameView& frame) {
+      Figures one;
+      if (frame.body.size() < sizeof one) return misfit();
+      std::memcpy(&one, frame.body.data(), sizeof one);
+      *sum += one;
+      return Status{};
+    };
   };
-  if (Status s = ask(Kind::figures, everywhere_, &part, {}, add, deadline); !s.ok()) return s;
+  if (Status s = ask(Kind::figures, &part, {}, fresh, deadline); !s.ok()) return s;
   return *sum;
 }
 
@@ -158,8 +176,8 @@ Result<ScanPage> RemoteClient::scan(uint32_t table, uint32_t shard, uint64_t cur
     page->next = reply.version == 0 ? std::nullopt : std::optional<uint64_t>(reply.version);
     return Status{};
   };
-  const auto server = std::span(options_.placement).subspan(shard, 1);
-  if (Status s = ask(Kind::scan, server, &part, {}, take, deadline); !s.ok()) return s;
+  const auto fresh = [&take]() -> OnReply { return take; };  // the last answer is the one that counts
+  if (Status s = ask(Kind::scan, &part, {}, fresh, deadline); !s.ok()) return s;
   return std::move(*page);
 }
 
@@ -177,8 +195,8 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const OperationPtr& wh
       const RequestBuilder::Grouped grouped = builder_.group(*pull.operation->spec, pull.keys, shared);
       if (grouped.block == nullptr) return give_up(whole, "out of memory for the keys of a pull");
       const auto bytes = shard_bytes(grouped.split, 4 * pull.operation->row_floats + 8);
-      for (const auto& frame : builder_.plan(bytes, frame_bytes)) {
-        const bool shm = peers_[builder_.server_of(frame[0])]->shm;
+      for (const auto& frame : builder_.plan(bytes, frame_bytes, true)) {
+        const bool shm = peers_[frame.server]->shm;
         auto request = builder_.pull(pull.operation, grouped, frame, shm, *merger);
         if (request == nullptr) return give_up(whole, "out of memory for the keys of a pull");
         if (pulls.size() == 1) {
@@ -256,21 +274,22 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
                                        " bytes for one shard are more than the 1 GiB of a frame; push in "
                                        "parts, or use more shards"};
   }
-  const auto frames = builder_.plan(bytes, kPushFrameBytes);
+  const auto frames = builder_.plan(bytes, kPushFrameBytes, false);
   const auto merger = mergers_.take();
-  const auto build = [&](const std::vector<uint32_t>& frame, FiniteCheck* check) -> std::shared_ptr<Request> {
-    const bool shm = peers_[builder_.server_of(frame[0])]->shm;
+  const auto build = [&](const RequestBuilder::Frame& frame,
+                         FiniteCheck* check) -> std::shared_ptr<Request> {
+    const bool shm = peers_[frame.server]->shm;
     std::vector<std::shared_ptr<Request>> requests;
     for (size_t i = 0; i < items.size(); ++i) {
-      std::vector<uint32_t> mine;
-      for (const uint32_t shard : frame) {
+      RequestBuilder::Frame mine{frame.server, {}};
+      for (const uint32_t shard : frame.shards) {
         if (!items[i].spec->dense) {
-          if (grouped[i].split.count(shard) > 0) mine.push_back(shard);
+          if (grouped[i].split.count(shard) > 0) mine.shards.push_back(shard);
         } else if (has_pieces(*items[i].spec, shard, shards())) {
-          requests.push_back(builder_.push_pieces(items[i], shard, options, shm));
+          requests.push_back(builder_.push_pieces(items[i], frame.server, shard, options, shm));
         }
       }
-      if (!mine.empty()) {
+      if (!mine.shards.empty()) {
         requests.push_back(builder_.push(grouped[i].split, mine, items[i], options, shm, *merger, check));
       }
     }

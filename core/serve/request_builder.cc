@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <map>
 
 #include "base/copy.h"
 
@@ -102,15 +103,47 @@ Status PullOperation::place_pieces(const Request& request, const Part& part,
   return {};
 }
 
-RequestBuilder::RequestBuilder(std::vector<uint32_t> placement, std::vector<uint32_t> terms,
-                               std::shared_ptr<Arena> shared, std::shared_ptr<Arena> heap)
-    : placement_(std::move(placement)),
-      terms_(std::move(terms)),
+RequestBuilder::RequestBuilder(PlacementPtr placement, std::shared_ptr<Arena> shared,
+                               std::shared_ptr<Arena> heap)
+    : placement_(placement),
       shared_(std::move(shared)),
       heap_(std::move(heap)),
-      versions_(placement_.size()) {
-  assert(placement_.size() == terms_.size() && heap_ != nullptr);
+      versions_(placement->shards.size()) {
+  assert(heap_ != nullptr);
   for (auto& version : versions_) version = kNoVersion;
+}
+
+std::vector<std::shared_ptr<Request>> RequestBuilder::route(std::shared_ptr<Request> request) const {
+  const PlacementPtr now = placement();
+  const auto kind = static_cast<Kind>(request->header.kind);
+  request->header.member_term = now->version;
+  if (kind == Kind::sync) request->server = now->head(0);
+  if (kind != Kind::push && kind != Kind::pull && kind != Kind::scan) return {std::move(request)};
+  const auto target = [&](const Part& part) {
+    return kind == Kind::push ? now->head(part.shard) : now->reader(part.shard);
+  };
+  for (Part& part : request->parts) part.term = now->shards[part.shard].term;
+  const bool together = std::all_of(request->parts.begin(), request->parts.end(), [&](const Part& part) {
+    return target(part) == target(request->parts[0]);
+  });
+  if (together) {
+    if (!request->parts.empty()) request->server = target(request->parts[0]);
+    return {std::move(request)};
+  }
+  std::map<uint32_t, std::shared_ptr<Request>> by_server;
+  for (const Part& part : request->parts) {
+    const uint32_t server = target(part);
+    std::shared_ptr<Request>& one = by_server[server];
+    if (one == nullptr) {
+      one = std::make_shared<Request>(*request);
+      one->parts.clear();
+      one->server = server;
+    }
+    one->parts.push_back(part);
+  }
+  std::vector<std::shared_ptr<Request>> requests;
+  for (auto& [server, one] : by_server) requests.push_back(std::move(one));
+  return requests;
 }
 
 std::shared_ptr<Block> RequestBuilder::allocate(size_t bytes, bool shared) const {
@@ -130,14 +163,13 @@ Part RequestBuilder::part_of(const TableSpec& spec, uint32_t shard, Codec codec)
   part.shard = static_cast<uint16_t>(shard);
   part.codec = static_cast<uint8_t>(codec);
   part.table = spec.id;
-  part.term = terms_[shard];
   return part;
 }
 
-std::shared_ptr<Request> RequestBuilder::push_request(uint32_t shard, std::shared_ptr<Block> block,
+std::shared_ptr<Request> RequestBuilder::push_request(uint32_t server, std::shared_ptr<Block> block,
                                                       const PushOptions& options) const {
   auto request = std::make_shared<Request>();
-  request->server = placement_[shard];
+  request->server = server;
   request->header.kind = static_cast<uint16_t>(Kind::push);
   request->header.step = options.step;
   request->header.flags =
@@ -202,6 +234,7 @@ bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const Grou
                    positions + placed, [last](uint32_t position) { return std::min(position, last); });
     placed += split.count(shard);
     part.keys_at = static_cast<uint32_t>(distinct * 2);
+    part.samples = static_cast<uint32_t>(distinct);
     distinct += part.count;
     request.parts.push_back(part);
   }
@@ -216,42 +249,43 @@ bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const Grou
 }
 
 std::shared_ptr<Request> RequestBuilder::pull(const std::shared_ptr<PullOperation>& operation,
-                                              const Grouped& grouped, std::span<const uint32_t> frame_shards,
-                                              bool shm, Merger& merger) const {
+                                              const Grouped& grouped, const Frame& frame, bool shm,
+                                              Merger& merger) const {
   auto request = std::make_shared<Request>();
   request->operation = operation;
-  request->server = placement_[frame_shards[0]];
+  request->server = frame.server;
   request->header.kind = static_cast<uint16_t>(Kind::pull);
   const bool in_place = shm && operation->block != nullptr && operation->block->segment() != nullptr &&
                         grouped.block->segment() != nullptr;
   if (in_place)
-    fill_pull_shared(*operation, grouped, frame_shards, *request);
-  else if (!fill_pull_inline(*operation, grouped, frame_shards, merger, *request))
+    fill_pull_shared(*operation, grouped, frame.shards, *request);
+  else if (!fill_pull_inline(*operation, grouped, frame.shards, merger, *request))
     return nullptr;
   return request;
 }
 
-std::vector<std::vector<uint32_t>> RequestBuilder::plan(std::span<const size_t> shard_bytes,
-                                                        size_t frame_bytes) const {
-  const size_t servers = *std::max_element(placement_.begin(), placement_.end()) + size_t{1};
-  std::vector<std::vector<std::vector<uint32_t>>> by_server(servers);
-  std::vector<size_t> filled(servers, frame_bytes);
+std::vector<RequestBuilder::Frame> RequestBuilder::plan(std::span<const size_t> shard_bytes,
+                                                        size_t frame_bytes, bool pulls) const {
+  const PlacementPtr now = placement();
+  std::map<uint32_t, std::vector<Frame>> by_server;
+  std::map<uint32_t, size_t> filled;
   size_t longest = 0;
   for (uint32_t shard = 0; shard < shards(); ++shard) {
     if (shard_bytes[shard] == 0) continue;
-    auto& frames = by_server[placement_[shard]];
-    size_t& bytes = filled[placement_[shard]];
-    if (bytes >= frame_bytes) {
-      frames.emplace_back();
+    const uint32_t server = pulls ? now->reader(shard) : now->head(shard);
+    std::vector<Frame>& frames = by_server[server];
+    size_t& bytes = filled[server];
+    if (frames.empty() || bytes >= frame_bytes) {
+      frames.push_back({server, {}});
       bytes = 0;
       longest = std::max(longest, frames.size());
     }
-    frames.back().push_back(shard);
+    frames.back().shards.push_back(shard);
     bytes += shard_bytes[shard];
   }
-  std::vector<std::vector<uint32_t>> in_turn;
+  std::vector<Frame> in_turn;
   for (size_t i = 0; i < longest; ++i) {
-    for (auto& frames : by_server)
+    for (auto& [server, frames] : by_server)
       if (i < frames.size()) in_turn.push_back(std::move(frames[i]));
   }
   return in_turn;
@@ -264,9 +298,11 @@ std::shared_ptr<Request> RequestBuilder::join(std::vector<std::shared_ptr<Reques
   whole->operation = requests[0]->operation;
   whole->server = requests[0]->server;
   whole->header = requests[0]->header;
+  size_t rows = 0;
   for (const auto& one : requests) {
     const auto shift = static_cast<uint32_t>(whole->body_bytes / 4);
     for (Part part : one->parts) {
+      part.samples += static_cast<uint32_t>(rows);
       if (part.keys_segment == 0) part.keys_at += shift;
       if (part.values_segment == 0) {
         part.values_at += shift;
@@ -274,6 +310,7 @@ std::shared_ptr<Request> RequestBuilder::join(std::vector<std::shared_ptr<Reques
       }
       whole->parts.push_back(part);
     }
+    rows += one->keys.size();
     whole->body.insert(whole->body.end(), one->body.begin(), one->body.end());
     whole->body_bytes += one->body_bytes;
     whole->blocks.insert(whole->blocks.end(), one->blocks.begin(), one->blocks.end());
@@ -296,13 +333,13 @@ Part RequestBuilder::push_part(const PushItem& item, uint32_t shard, Codec codec
   return part;
 }
 
-std::shared_ptr<Request> RequestBuilder::push(const SplitKeys& split, std::span<const uint32_t> frame_shards,
+std::shared_ptr<Request> RequestBuilder::push(const SplitKeys& split, const Frame& frame,
                                               const PushItem& item, const PushOptions& options, bool shm,
                                               Merger& merger, FiniteCheck* check) const {
   const TableSpec& spec = *item.spec;
   const auto dim = static_cast<uint32_t>(spec.dim);
   size_t room = 0;
-  for (const uint32_t shard : frame_shards)
+  for (const uint32_t shard : frame.shards)
     room += padded(8 * split.count(shard)) + padded(4 * size_t{dim} * split.count(shard)) + 64;
   const auto block = allocate(room, shm);
   if (block == nullptr) return nullptr;
@@ -310,11 +347,11 @@ std::shared_ptr<Request> RequestBuilder::push(const SplitKeys& split, std::span<
   const Codec codec = shared ? Codec::fp32 : options.wire();
   const auto plain = codec == Codec::fp32 ? nullptr : allocate(4 * split.count_max * dim, false);
   if (codec != Codec::fp32 && plain == nullptr) return nullptr;
-  auto request = push_request(frame_shards[0], block, options);
+  auto request = push_request(frame.server, block, options);
   const Place place = Place::of(*block);
   std::byte* memory = block->bytes().data();
   size_t at = 0;
-  for (const uint32_t shard : frame_shards) {
+  for (const uint32_t shard : frame.shards) {
     const std::span<const int64_t> keys = split.group(shard);
     const size_t values_at = at + padded(8 * keys.size());
     auto* keys_out = reinterpret_cast<int64_t*>(memory + at);
@@ -343,8 +380,9 @@ std::shared_ptr<Request> RequestBuilder::push(const SplitKeys& split, std::span<
   return request;
 }
 
-std::shared_ptr<Request> RequestBuilder::push_pieces(const PushItem& item, uint32_t shard,
-                                                     const PushOptions& options, bool shm) const {
+std::shared_ptr<Request> RequestBuilder::push_pieces(const PushItem& item, uint32_t server,
+                                                     uint32_t shard, const PushOptions& options,
+                                                     bool shm) const {
   const TableSpec& spec = *item.spec;
   std::vector<int64_t> pieces;
   const uint32_t first = (shard + shards() - shard_of_key(spec, 0, shards())) % shards();
@@ -373,7 +411,7 @@ std::shared_ptr<Request> RequestBuilder::push_pieces(const PushItem& item, uint3
     at = pulled_at;
     put(Codec::fp32, item.pulled);
   }
-  auto request = push_request(shard, block, options);
+  auto request = push_request(server, block, options);
   const Place place = Place::of(*block);
   Part part = push_part(item, shard, codec, options);
   part.count = static_cast<uint32_t>(pieces.size());

@@ -16,6 +16,7 @@
 
 #include "net/shm.h"
 #include "serve/client_machine.h"
+#include "serve/placement.h"
 #include "serve/split.h"
 #include "serve/store_client.h"
 
@@ -46,12 +47,17 @@ inline constexpr size_t kPullFrameBytes = 4 * 1024 * 1024;  // of rows that come
 
 class RequestBuilder {
  public:
-  // `terms` by shard; `placement`: shard -> server. `shared` may be null: then nothing is shared.
-  RequestBuilder(std::vector<uint32_t> placement, std::vector<uint32_t> terms, std::shared_ptr<Arena> shared,
-                 std::shared_ptr<Arena> heap);
+  using PlacementPtr = std::shared_ptr<const Placement>;
+  // `shared` may be null: then nothing is shared.
+  RequestBuilder(PlacementPtr placement, std::shared_ptr<Arena> shared, std::shared_ptr<Arena> heap);
 
-  uint32_t shards() const { return static_cast<uint32_t>(placement_.size()); }
-  uint32_t server_of(uint32_t shard) const { return placement_[shard]; }
+  PlacementPtr placement() const { return placement_.load(); }
+  void set_placement(PlacementPtr placement) { placement_ = std::move(placement); }
+  uint32_t shards() const { return static_cast<uint32_t>(versions_.size()); }
+
+  // Where it goes by the placement of now: itself, or one request for each server that its shards are at,
+  // each with some of its parts. What belongs to one server, whatever the placement, is not split.
+  std::vector<std::shared_ptr<Request>> route(std::shared_ptr<Request> request) const;
 
   // Warm memory, shared where asked for and to be had; null when there is none at all.
   std::shared_ptr<Block> allocate(size_t bytes, bool shared) const;
@@ -63,22 +69,27 @@ class RequestBuilder {
   };
   Grouped group(const TableSpec& spec, std::span<const int64_t> keys, bool shared) const;
 
-  // Frames of whole shards of one server each, about `frame_bytes` each, the servers' in turn.
-  std::vector<std::vector<uint32_t>> plan(std::span<const size_t> shard_bytes, size_t frame_bytes) const;
+  // Frames of whole shards of one server each, about `frame_bytes` each, the servers' in turn. Pushes go to
+  // the heads of chains, pulls to where all of them are seen.
+  struct Frame {
+    uint32_t server;
+    std::vector<uint32_t> shards;
+  };
+  std::vector<Frame> plan(std::span<const size_t> shard_bytes, size_t frame_bytes, bool pulls) const;
   // One frame of several: requests to one server, pushes or (all into shared memory, or none) pulls.
   static std::shared_ptr<Request> join(std::vector<std::shared_ptr<Request>> requests);
 
   // One such frame of a pull; null when out of memory. `shm`: its server can reach shared blocks, and
   // writes the rows in their places itself. Otherwise each distinct key travels once.
   std::shared_ptr<Request> pull(const std::shared_ptr<PullOperation>& operation, const Grouped& grouped,
-                                std::span<const uint32_t> frame_shards, bool shm, Merger& merger) const;
+                                const Frame& frame, bool shm, Merger& merger) const;
   // One such frame; null when out of memory. `check` (may be null) looks at the sums of duplicates.
-  std::shared_ptr<Request> push(const SplitKeys& split, std::span<const uint32_t> frame_shards,
-                                const PushItem& item, const PushOptions& options, bool shm, Merger& merger,
+  std::shared_ptr<Request> push(const SplitKeys& split, const Frame& frame, const PushItem& item,
+                                const PushOptions& options, bool shm, Merger& merger,
                                 FiniteCheck* check) const;
   // All pieces of a dense tensor that lie in `shard`.
-  std::shared_ptr<Request> push_pieces(const PushItem& item, uint32_t shard, const PushOptions& options,
-                                       bool shm) const;
+  std::shared_ptr<Request> push_pieces(const PushItem& item, uint32_t server, uint32_t shard,
+                                       const PushOptions& options, bool shm) const;
   // What a pull saw, for pushes by staleness.
   void note_version(uint32_t shard, uint64_t version) const {
     if (shard < versions_.size()) versions_[shard] = version;
@@ -87,15 +98,14 @@ class RequestBuilder {
  private:
   Part part_of(const TableSpec& spec, uint32_t shard, Codec codec) const;
   Part push_part(const PushItem& item, uint32_t shard, Codec codec, const PushOptions& options) const;
-  std::shared_ptr<Request> push_request(uint32_t shard, std::shared_ptr<Block> block,
+  std::shared_ptr<Request> push_request(uint32_t server, std::shared_ptr<Block> block,
                                         const PushOptions& options) const;
   void fill_pull_shared(const PullOperation& operation, const Grouped& grouped,
                         std::span<const uint32_t> frame_shards, Request& request) const;
   bool fill_pull_inline(const PullOperation& operation, const Grouped& grouped,
                         std::span<const uint32_t> frame_shards, Merger& merger, Request& request) const;
 
-  const std::vector<uint32_t> placement_;
-  const std::vector<uint32_t> terms_;
+  std::atomic<PlacementPtr> placement_;
   const std::shared_ptr<Arena> shared_;
   const std::shared_ptr<Arena> heap_;
   mutable std::vector<std::atomic<uint64_t>> versions_;  // by shard, at the last pull

@@ -14,6 +14,8 @@
 #include "base/log.h"
 #include "net/poller.h"
 #include "net/socket.h"
+#include "serve/chain_driver.h"
+#include "serve/fill.h"
 #include "serve/server_connection.h"
 
 namespace shoal {
@@ -190,11 +192,14 @@ class IoThread {
 class EpollServer : public Server {
  public:
   EpollServer(ServerOptions options, size_t threads)
-      : options_(std::move(options)), state_(options_.shards, options_.token, threads - 1) {}
+      : options_(std::move(options)),
+        state_(options_.shards, options_.token, threads - 1, options_.weak, [this] { driver_.wake(); }),
+        driver_(state_.chain, options_.token, options_.shards) {}
 
   ~EpollServer() override { stop(); }
 
   Status open(size_t threads) {
+    for (uint32_t s = 0; s < options_.shards && !options_.placed; ++s) state_.store.shard(s).unplace();
     Result<Fd> tcp = listen_tcp(options_.host, options_.port);
     if (!tcp.ok()) return tcp.status();
     const Result<uint16_t> port = local_port(tcp->get());
@@ -225,8 +230,20 @@ class EpollServer : public Server {
 
   const ServerCounters& counters() const override { return state_.counters; }
 
+  void place(uint32_t index, const Placement& placement) override {
+    const std::lock_guard lock(place_mutex_);
+    if (placement.version <= state_.placement || placement.shards.size() != options_.shards) return;
+    driver_.introduce(index, placement.servers);
+    state_.place(placement.version, placement.places_of(index));
+  }
+
+  Status fill(uint32_t shard, uint32_t target, Clock::time_point deadline) override {
+    return fill_replica(state_, shard, target, deadline);
+  }
+
   void stop() override {
     if (stopping_.exchange(true)) return;
+    driver_.stop();
     for (const auto& io : io_) io->wake();
     for (const auto& io : io_) io->join();
     listeners_.clear();
@@ -284,6 +301,8 @@ class EpollServer : public Server {
 
   const ServerOptions options_;
   ServerState state_;
+  ChainDriver driver_;
+  std::mutex place_mutex_;
   std::list<Listener> listeners_;
   std::vector<std::unique_ptr<IoThread>> io_;
   uint16_t port_ = 0;

@@ -41,6 +41,13 @@ bool ServerConnection::handshake_overdue(Clock::time_point now) const {
   return !session_.proved() && now - accepted_ > kHandshakeTime;
 }
 
+void ServerConnection::deliver(const Mailbox::Mail& mail) {
+  const Draft draft = begin(mail.parts.size(), mail.body.size());
+  std::copy(mail.parts.begin(), mail.parts.end(), draft.parts);
+  std::copy(mail.body.begin(), mail.body.end(), draft.body);
+  finish(mail.header);
+}
+
 uint32_t ServerConnection::wanted_events() const {
   // While an answer waits for room nothing more is read; the client always reads, so this ends.
   const bool reading = !pending_ && !frames_left_ && !closing_;

@@ -30,7 +30,7 @@ class ServerConnection : private ReplySink {
   bool handshake_overdue(Clock::time_point now) const;
   uint64_t session() const { return session_.number(); }
   // Queues a reply that came late; `on_ready` sends it.
-  void deliver(const Mailbox::Mail& mail) { send(mail.header, mail.body); }
+  void deliver(const Mailbox::Mail& mail);
   bool proved() const { return session_.proved(); }
 
  private:

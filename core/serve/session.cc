@@ -22,6 +22,28 @@ std::shared_ptr<ServerState::Gate> ServerState::gate(uint64_t client) {
   return gate;
 }
 
+void ServerState::place(uint32_t version, std::span<const ChainPlace> places) {
+  const std::lock_guard lock(mutex_);
+  terms_.resize(places.size());
+  for (size_t i = 0; i < places.size(); ++i) {
+    // A fill that is under way goes on while the shard's own place stays as it is.
+    if (terms_[i] == places[i].term) continue;
+    terms_[i] = places[i].term;
+    const auto number = static_cast<uint16_t>(i);
+    const auto tell_chain = [&] {
+      chain.place(number, places[i]);
+      if (i == 0) chain.place(kSyncLog, places[i]);
+    };
+    // Nothing may be applied for a server behind that the chain does not know of; what it knows of a server
+    // that is gone only waits a little longer.
+    if (places[i].next != kNobody) tell_chain();
+    store.shard(static_cast<uint32_t>(i)).place(places[i]);
+    if (places[i].next == kNobody) tell_chain();
+  }
+  store.placed();
+  placement = version;
+}
+
 void Session::refuse(const Status& why, ReplySink& sink) {
   phase_ = Phase::closed;
   ++server_.counters.refused;
@@ -113,8 +135,9 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
                                                 " on the connection of client " + std::to_string(client_)},
                             sink);
   }
-  const uint32_t flags =
-      header.kind == static_cast<uint16_t>(Kind::push) ? uint32_t{kStage | kByStaleness} : 0;
+  const bool pushes = header.kind == static_cast<uint16_t>(Kind::push) ||
+                      header.kind == static_cast<uint16_t>(Kind::replicate_push);
+  const uint32_t flags = pushes ? uint32_t{kStage | kByStaleness} : 0;
   if ((header.flags & ~flags) != 0 || header.round != 0 || header.cut != 0) {
     return refuse_and_close(
         {Code::refused, "a frame asks for rounds or cuts, which this server does not know"}, sink);
@@ -133,6 +156,13 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
     case Kind::sync: return sync(frame, sink);
     case Kind::commit:
     case Kind::norm: return commit(frame, sink);
+    case Kind::replicate_push:
+    case Kind::replicate_commit:
+    case Kind::replicate_sync:
+    case Kind::image:
+      if (client_ < kServerClients)
+        return refuse_and_close({Code::refused, "only a server sends on what others pushed"}, sink);
+      return header.kind == static_cast<uint16_t>(Kind::image) ? image(frame, sink) : replicate(frame, sink);
     case Kind::declare: {
       Result<TableSpec> spec = decode_table(frame.body);
       return answer(frame, spec.ok() ? server_.store.declare(std::move(*spec)) : spec.status(), sink);

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -20,6 +21,7 @@
 #include "base/sha256.h"
 #include "base/work_crew.h"
 #include "net/shm.h"
+#include "serve/chain.h"
 #include "serve/sync_desk.h"
 #include "store/store.h"
 #include "wire/frame.h"
@@ -66,12 +68,18 @@ inline constexpr size_t kReplyBuffersKept = 16;  // by all connections together,
 // What all sessions of a server share.
 class ServerState {
  public:
-  ServerState(uint32_t shards, std::vector<std::byte> the_token, size_t helpers)
-      : store(shards), crew(helpers), token(std::move(the_token)) {}
+  ServerState(uint32_t shards, std::vector<std::byte> the_token, size_t helpers, bool weak = false,
+              std::function<void()> wake_chain = [] {})
+      : store(shards), crew(helpers), chain(std::move(wake_chain), weak), token(std::move(the_token)) {}
+
+  // The places of this server's shards in their chains, as of the placement `version`.
+  void place(uint32_t version, std::span<const ChainPlace> places);
 
   Store store;
   WorkCrew crew;
   SyncDesk sync;
+  Chain chain;
+  std::atomic<uint32_t> placement{0};  // the version that was learnt
   const std::vector<std::byte> token;
   ReplyBuffers reply_buffers{kReplyBuffersKept};
 
@@ -90,6 +98,7 @@ class ServerState {
  private:
   std::mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<Gate>> gates_;  // guarded by mutex_
+  std::vector<uint32_t> terms_;                                // of `place`, by shard; guarded by mutex_
   std::atomic<uint64_t> sessions_{0};
 };
 
@@ -138,6 +147,31 @@ class Session {
   Outcome scan(const FrameView& frame, ReplySink& sink);
   Outcome commit(const FrameView& frame, ReplySink& sink);
   Outcome sync(const FrameView& frame, ReplySink& sink);
+  bool knows_placement(const FrameView& frame) const;
+
+  // session_replica.cc
+  // Neighbouring parts of one shard, which are one update of it.
+  using Groups = std::vector<std::pair<size_t, size_t>>;
+  Result<Groups> groups_of(std::span<const Part> parts) const;
+  // Answers when the servers behind have it; at once where there are none.
+  void answer_when_held(const Header& request, std::vector<Part> marks, std::vector<Part> parts,
+                        const Status& status);
+  void send_on_push(const FrameView& frame, std::span<const PushPart> parts, const Groups& groups,
+                    std::span<const Ack> acks);
+  Outcome replicate(const FrameView& frame, ReplySink& sink);
+  // Entries of a server before this one; those that came before their turn wait.
+  struct Entries {
+    Header header;
+    std::vector<Part> parts;
+    std::vector<std::byte> body;
+    Groups groups;
+    std::vector<Ack> acks;  // `unavailable`: not yet
+  };
+  Status try_entries(const FrameView& frame, const Groups& groups, std::vector<Ack>& acks);
+  Ack replay(const FrameView& frame, std::span<const Part> parts, std::span<const PushPart> pushes);
+  void finish_entries(const FrameView& frame, const Groups& groups, std::span<const Ack> acks,
+                      const Status& status);
+  Outcome image(const FrameView& frame, ReplySink& sink);
   Outcome figures(const FrameView& frame, ReplySink& sink);
 
   Status check_push(const FrameView& frame, std::vector<PushPart>& parts,
@@ -145,6 +179,7 @@ class Session {
   Result<PullPart> check_pull(const FrameView& frame, const Part& part) const;
   Result<std::span<const std::byte>> array(const FrameView& frame, uint16_t segment, uint32_t at,
                                            size_t bytes) const;
+  static Header reply_header(const Header& request, const Status& status = {});
   static Outcome answer(const FrameView& frame, const Status& status, ReplySink& sink);
   static Outcome answer_parts(const FrameView& frame, std::span<const Ack> acks,
                               const std::function<const Part&(size_t)>& request, ReplySink& sink);
@@ -159,11 +194,11 @@ class Session {
   Digest server_nonce_{};
   std::shared_ptr<ServerState::Gate> gate_;
   std::unordered_map<uint32_t, std::shared_ptr<Segment>> segments_;
+  std::list<Entries> early_;
   // How far a pull that waits for room has come.
   struct Progress {
     size_t part = 0;
-    size_t row = 0;    // within the part
-    size_t first = 0;  // rows in the parts before it
+    size_t row = 0;  // within the part
   } progress_;
 };
 

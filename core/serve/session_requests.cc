@@ -1,7 +1,9 @@
 // The requests of an open session: push, pull, scan, figures. Every array that a frame names is checked
 // against the memory it claims to lie in before anything is done.
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "base/copy.h"
 #include "serve/session.h"
@@ -47,20 +49,29 @@ Part reply_part(const Part& request, const Ack& ack) {
   return part;
 }
 
-Header reply_header(const FrameView& frame, const Status& status = {}) {
+Status other_placement(const FrameView& frame) {
+  return {Code::moved,
+          "asked for placement " + std::to_string(frame.header.member_term) + ", and another is known here"};
+}
+
+}  // namespace
+
+Header Session::reply_header(const Header& request, const Status& status) {
   Header reply;
   reply.kind = static_cast<uint16_t>(Kind::reply);
-  reply.request = frame.header.request;
-  reply.seq = frame.header.seq;
+  reply.request = request.request;
+  reply.seq = request.seq;
   reply.code = static_cast<uint16_t>(status.code());
   reply.last = 1;
   return reply;
 }
 
-}  // namespace
+bool Session::knows_placement(const FrameView& frame) const {
+  return frame.header.member_term == server_.placement.load();
+}
 
 Session::Outcome Session::answer(const FrameView& frame, const Status& status, ReplySink& sink) {
-  sink.send(reply_header(frame, status), std::as_bytes(std::span(status.message())));
+  sink.send(reply_header(frame.header, status), std::as_bytes(std::span(status.message())));
   return Outcome::done;
 }
 
@@ -73,7 +84,7 @@ Session::Outcome Session::answer_parts(const FrameView& frame, std::span<const A
   const ReplySink::Draft draft = sink.begin(acks.size(), failed.message().size());
   for (size_t i = 0; i < acks.size(); ++i) draft.parts[i] = reply_part(request(i), acks[i]);
   std::memcpy(draft.body, failed.message().data(), failed.message().size());
-  sink.finish(reply_header(frame, failed));
+  sink.finish(reply_header(frame.header, failed));
   return Outcome::done;
 }
 
@@ -119,12 +130,12 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
       // Piece numbers are checked and then relied on, and a peer can still write to its segment: copied.
       numbers = copies.emplace_back(numbers.begin(), numbers.end());
     }
-    const std::byte* pulled = nullptr;
+    std::span<const std::byte> pulled;
     if (part.dc_lambda != 0.0f) {
       const size_t pulled_bytes = spec->rows_bytes(numbers, Codec::fp32).value_or(0);
       const auto found = array(frame, part.values_segment, part.pulled_at, pulled_bytes);
       if (!found.ok()) return found.status();
-      pulled = found->data();
+      pulled = *found;
     }
     parts.push_back({.table = part.table,
                      .term = part.term,
@@ -146,22 +157,11 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   std::vector<std::vector<int64_t>> copies;
   parts.reserve(frame.parts.size());
   if (Status status = check_push(frame, parts, copies); !status.ok()) return answer(frame, status, sink);
-  // Neighbouring parts of the same shard are one update with one dedupe record.
-  std::vector<std::pair<size_t, size_t>> groups;
-  std::vector<bool> seen(server_.store.shards());
-  size_t rows = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const uint16_t shard = frame.parts[i].shard;
-    rows += parts[i].keys.size();
-    if (i > 0 && shard == frame.parts[i - 1].shard)
-      groups.back().second = i + 1;
-    else if (seen[shard])
-      return answer(frame, {Code::refused, "a push comes back to shard " + std::to_string(shard)}, sink);
-    else {
-      groups.emplace_back(i, i + 1);
-      seen[shard] = true;
-    }
-  }
+  const Result<Groups> found = groups_of(frame.parts);
+  if (!found.ok()) return answer(frame, found.status(), sink);
+  const Groups& groups = *found;
+  const size_t rows = std::accumulate(parts.begin(), parts.end(), size_t{0},
+                                      [](size_t sum, const PushPart& part) { return sum + part.keys.size(); });
   const PushIdentity identity{
       .client = client_, .incarnation = incarnation_, .seq = frame.header.seq, .low = frame.header.low};
   std::vector<Ack> acks(groups.size());
@@ -177,8 +177,22 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   server_.counters.pushes += 1;
   server_.counters.rows_pushed += rows;
   for (const Ack& ack : acks) server_.counters.duplicates += ack.duplicate ? 1 : 0;
-  return answer_parts(
-      frame, acks, [&](size_t g) -> const Part& { return frame.parts[groups[g].first]; }, sink);
+  if (!server_.chain.in_use()) {
+    return answer_parts(
+        frame, acks, [&](size_t g) -> const Part& { return frame.parts[groups[g].first]; }, sink);
+  }
+  send_on_push(frame, parts, groups, acks);
+  Status failed;
+  std::vector<Part> marks;
+  std::vector<Part> replies;
+  for (size_t g = 0; g < acks.size(); ++g) {
+    replies.push_back(reply_part(frame.parts[groups[g].first], acks[g]));
+    marks.push_back(replies.back());
+    set_log_entry(marks.back(), acks[g].status.ok() ? acks[g].entry : 0);
+    if (failed.ok()) failed = acks[g].status;
+  }
+  answer_when_held(frame.header, std::move(marks), std::move(replies), failed);
+  return Outcome::done;
 }
 
 Result<PullPart> Session::check_pull(const FrameView& frame, const Part& part) const {
@@ -233,11 +247,10 @@ Result<std::vector<Session::PullPiece>> Session::next_pieces(const FrameView& fr
     if (!exact) return Status{Code::refused, describe(*spec) + " has no such piece"};
     // Offsets count in fours, and rows of an odd dim in 16 bits need not end on one.
     const size_t bytes = round_up(*exact, 4);
-    pieces.push_back({&part, *request, progress_.first + progress_.row, body, bytes});
+    pieces.push_back({&part, *request, part.samples + progress_.row, body, bytes});
     body += bytes;
     progress_.row += rows;
-    if (progress_.row == part.count)
-      progress_ = {.part = progress_.part + 1, .row = 0, .first = progress_.first + part.count};
+    if (progress_.row == part.count) progress_ = {.part = progress_.part + 1, .row = 0};
   }
   return pieces;
 }
@@ -256,7 +269,7 @@ void Session::send_pieces(const FrameView& frame, const std::vector<PullPiece>& 
                   .pull(piece.request, {.out = out, .codec = static_cast<Codec>(piece.part->codec)});
   };
   server_.crew.run(pieces.size(), gather, body < kHelpBytes);
-  Header reply = reply_header(frame);
+  Header reply = reply_header(frame.header);
   for (size_t i = 0; i < pieces.size(); ++i) {
     const PullPiece& piece = pieces[i];
     if (const Status& status = acks[i].status; !status.ok()) {
@@ -319,6 +332,8 @@ Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
   if (frame.parts.size() != 1 || frame.parts[0].shard >= server_.store.shards())
     return answer(frame, {Code::refused, "a scan names one shard"}, sink);
   const Part& part = frame.parts[0];
+  if (Status status = server_.store.shard(part.shard).check_pull(part.term); !status.ok())
+    return answer(frame, status, sink);
   const auto spec = server_.store.table(part.table);
   const size_t row_bytes = spec == nullptr ? 8 : 8 + 4 * spec->dim;
   const size_t rows_max = std::clamp<size_t>(kScanBytes / row_bytes, 1, std::max<uint32_t>(part.count, 1));
@@ -335,7 +350,7 @@ Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
   draft.parts[0].count = static_cast<uint32_t>(page->keys.size());
   draft.parts[0].version = page->next.value_or(0);
   draft.parts[0].values_at = static_cast<uint32_t>(key_bytes / 4);
-  sink.finish(reply_header(frame));
+  sink.finish(reply_header(frame.header));
   return Outcome::done;
 }
 
@@ -343,10 +358,29 @@ Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
   Commit commit;
   std::span<const std::byte> body = frame.body;
   if (!decode_commit(body, commit)) return answer(frame, {Code::refused, "these bytes are no commit"}, sink);
-  if (frame.header.kind == static_cast<uint16_t>(Kind::commit))
-    return answer(frame, server_.store.commit(commit, server_.crew), sink);
+  if (!knows_placement(frame)) return answer(frame, other_placement(frame), sink);
+  if (frame.header.kind == static_cast<uint16_t>(Kind::commit)) {
+    if (!server_.chain.in_use()) return answer(frame, server_.store.commit(commit, server_.crew), sink);
+    std::vector<Ack> acks;
+    const Status status = server_.store.commit(commit, server_.crew, &acks);
+    std::vector<Part> entries;
+    std::vector<Part> marks;
+    for (size_t s = 0; s < acks.size(); ++s) {
+      Part part;
+      part.shard = static_cast<uint16_t>(s);
+      set_log_entry(part, acks[s].entry);
+      if (acks[s].status.ok()) marks.push_back(part);
+      if (acks[s].status.ok() && !acks[s].duplicate) entries.push_back(part);
+    }
+    Header header;
+    header.kind = static_cast<uint16_t>(Kind::replicate_commit);
+    server_.chain.send(header, entries,
+                       std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
+    answer_when_held(frame.header, std::move(marks), {}, status);
+    return Outcome::done;
+  }
   const double norm = server_.store.norm(commit, server_.crew);
-  sink.send(reply_header(frame), std::as_bytes(std::span(&norm, 1)));
+  sink.send(reply_header(frame.header), std::as_bytes(std::span(&norm, 1)));
   return Outcome::done;
 }
 
@@ -354,31 +388,47 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
   std::optional<SyncRequest> request = decode_sync(frame.body);
   if (!request || mail_ == nullptr)
     return answer(frame, {Code::refused, "these bytes are no sync request"}, sink);
+  if (!knows_placement(frame)) return answer(frame, other_placement(frame), sink);
   request->client = client_;
   request->incarnation = incarnation_;
-  server_.sync.ask(
-      *request, [mail = mail_, session = number_, header = frame.header](const SyncReply& reply) {
-        const auto text = std::as_bytes(std::span(reply.status.message()));
-        mail->post({session, reply_header({header, {}, {}}, reply.status),
-                    reply.status.ok() ? encode_sync_reply(reply) : std::vector(text.begin(), text.end())});
-      });
+  const auto deliver = [mail = mail_, session = number_, header = frame.header](const SyncReply& reply) {
+    const auto text = std::as_bytes(std::span(reply.status.message()));
+    mail->post({session,
+                reply_header(header, reply.status),
+                {},
+                reply.status.ok() ? encode_sync_reply(reply) : std::vector(text.begin(), text.end())});
+  };
+  SyncDesk::Handled handled = server_.sync.ask(*request, deliver);
+  if (!server_.chain.in_use()) {
+    handled.deliver();
+    return Outcome::done;
+  }
+  Header header;
+  header.kind = static_cast<uint16_t>(Kind::replicate_sync);
+  header.origin = client_;
+  header.origin_incarnation = incarnation_;
+  header.step = std::bit_cast<uint64_t>(handled.now);
+  Part mark;
+  mark.shard = kSyncLog;
+  set_log_entry(mark, handled.entry);
+  server_.chain.send(header, {&mark, 1},
+                     std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
+  server_.chain.when_held({&mark, 1}, [handled = std::move(handled)] { handled.deliver(); });
   return Outcome::done;
 }
 
 Session::Outcome Session::figures(const FrameView& frame, ReplySink& sink) {
+  if (!knows_placement(frame)) return answer(frame, other_placement(frame), sink);
   if (frame.parts.size() == 1 && frame.parts[0].table == 0) {
     const StoreFigures all = server_.store.figures();
-    sink.send(reply_header(frame), std::as_bytes(std::span(&all, 1)));
+    sink.send(reply_header(frame.header), std::as_bytes(std::span(&all, 1)));
     return Outcome::done;
   }
-  TableFigures sum;
   if (frame.parts.size() != 1 || server_.store.table(frame.parts[0].table) == nullptr)
     return answer(frame, {Code::unknown_table, "figures were asked for a table that was not declared"}, sink);
-  for (uint32_t s = 0; s < server_.store.shards(); ++s) {
-    const Result<TableFigures> one = server_.store.shard(s).figures(frame.parts[0].table);
-    if (one.ok()) sum += *one;
-  }
-  sink.send(reply_header(frame), std::as_bytes(std::span(&sum, 1)));
+  const Result<TableFigures> sum = server_.store.figures(frame.parts[0].table);
+  if (!sum.ok()) return answer(frame, sum.status(), sink);
+  sink.send(reply_header(frame.header), std::as_bytes(std::span(&*sum, 1)));
   return Outcome::done;
 }
 

@@ -17,6 +17,7 @@
 #include "net/shm.h"
 #include "serve/client_machine.h"
 #include "serve/link.h"
+#include "serve/placement.h"
 #include "store/store.h"
 #include "store/sync_message.h"
 
@@ -129,6 +130,9 @@ class StoreClient {
   // The caller will not wait at once: somebody else must see to it that the operation proceeds.
   virtual void leave(const OperationPtr& operation) = 0;
 
+  // Shards have moved, or servers have come or gone. An older placement than is known changes nothing.
+  virtual void set_placement(Placement) {}
+
   virtual ClientCounters counters() = 0;
   virtual uint32_t shards() const = 0;
   virtual void close() = 0;  // fails what is open; idempotent
@@ -167,10 +171,8 @@ class StoreClient {
 
 struct RemoteOptions {
   ClientIdentity identity;
-  std::vector<ServerAddress> servers;
-  std::vector<uint32_t> placement;  // shard -> index into servers
-  std::vector<uint32_t> terms;      // shard -> term
-  std::optional<Lane> lane;         // none: the best that works
+  Placement placement;
+  std::optional<Lane> lane;  // none: the best that works
   size_t shm_bytes_max = size_t{1} << 30;
 };
 

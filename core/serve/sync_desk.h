@@ -1,5 +1,5 @@
 // Where a job's sync shard is asked: one request at a time, and each answered once, now or when another
-// request makes it ready. Thread-safe.
+// request makes it ready. Thread-safe; nothing is delivered under its lock.
 #pragma once
 
 #include <chrono>
@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "store/shard.h"
 #include "store/sync_shard.h"
 #include "wire/frame.h"
 
@@ -19,25 +20,54 @@ class SyncDesk {
  public:
   using Deliver = std::function<void(const SyncReply&)>;
 
-  // `deliver` is called without locks, on this thread or on that of the request that made it ready.
-  void ask(const SyncRequest& request, Deliver deliver) {
-    std::vector<std::pair<Deliver, SyncReply>> ready;
-    {
-      const std::lock_guard lock(mutex_);
-      waiting_.emplace(++tokens_, std::move(deliver));
-      const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
-      for (SyncShard::Answer& answer : shard_.handle(request, tokens_, now.count()))
-        ready.emplace_back(std::move(waiting_.extract(answer.token).mapped()), std::move(answer.reply));
+  // What a question led to: its number in the log, and the answers that are ready.
+  struct Handled {
+    uint64_t entry = 0;
+    double now = 0.0;
+    std::vector<std::pair<Deliver, SyncReply>> ready = {};
+
+    void deliver() const {
+      for (const auto& [call, reply] : ready) call(reply);
     }
-    for (const auto& [call, reply] : ready) call(reply);
+  };
+
+  // `deliver` will be called with the answer, by whoever delivers what this or a later question led to.
+  Handled ask(const SyncRequest& request, Deliver deliver) {
+    const std::lock_guard lock(mutex_);
+    const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+    now_ = std::max(now_, now.count());
+    waiting_.emplace(++tokens_, std::move(deliver));
+    return handle(request);
+  }
+
+  // A question that another server answers, of that one's log. Whoever waits for it asks again if need be.
+  Ack replay(const SyncRequest& request, double now, uint64_t entry) {
+    const std::lock_guard lock(mutex_);
+    Ack ack{.status = {}, .duplicate = entry <= entries_, .entry = entry};
+    if (entry > entries_ + 1) ack.status = {Code::unavailable, "a question came before its turn"};
+    if (!ack.status.ok() || ack.duplicate) return ack;
+    now_ = std::max(now_, now);
+    ++tokens_;
+    handle(request);
+    return ack;
   }
 
  private:
+  Handled handle(const SyncRequest& request) {
+    Handled handled{.entry = ++entries_, .now = now_};
+    for (SyncShard::Answer& answer : shard_.handle(request, tokens_, now_))
+      if (auto waiter = waiting_.extract(answer.token))
+        handled.ready.emplace_back(std::move(waiter.mapped()), std::move(answer.reply));
+    return handled;
+  }
+
   std::mutex mutex_;
   // Guarded by mutex_:
   SyncShard shard_;
   std::unordered_map<uint64_t, Deliver> waiting_;  // by token
   uint64_t tokens_ = 0;
+  uint64_t entries_ = 0;  // of the log
+  double now_ = 0.0;
 };
 
 // Replies on their way to sessions of one I/O thread. A session that is gone gets none.
@@ -46,6 +76,7 @@ class Mailbox {
   struct Mail {
     uint64_t session;
     Header header;
+    std::vector<Part> parts;
     std::vector<std::byte> body;
   };
 

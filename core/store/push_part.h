@@ -41,7 +41,7 @@ struct PushPart {
   uint64_t version_read = kNoVersion;      // of the pull before
   bool by_staleness = false;               // divides lr by the updates since then
   float dc_lambda = 0.0f;                  // dense: g += lambda * g * g * (value - pulled)
-  const std::byte* pulled = nullptr;       // fp32, where lambda is not 0
+  std::span<const std::byte> pulled = {};  // fp32, where lambda is not 0
 };
 
 // What a gradient made from `version_read` is divided by in the update that makes `version`.

@@ -58,7 +58,7 @@ uint64_t Shard::place(const ChainPlace& place) {
 
 // Whether the log goes on with this entry, a client's (0) or the one of the server before.
 Ack Shard::begin(uint32_t term, uint64_t entry) {
-  Ack ack{.status = {}, .term = place_.term, .version = version_, .entry = entries_, .next = place_.next};
+  Ack ack{.status = {}, .term = place_.term, .version = version_, .entry = entries_};
   const bool known = entry == 0 ? place_.head && term == place_.term : term >= place_.term;
   if (!known && !SHOAL_MUTANT(accept_old_term)) {
     ack.status = {Code::moved, "shard " + std::to_string(number_) + " is at term " +
@@ -78,6 +78,23 @@ Status Shard::readable(uint32_t term) const {
   return {Code::moved, "shard " + std::to_string(number_) + " is at term " + std::to_string(place_.term) +
                            (place_.reads ? "" : ", and is read elsewhere") + "; the request names term " +
                            std::to_string(term)};
+}
+
+void Shard::unplace() {
+  const std::lock_guard lock(mutex_);
+  place_ = {.term = 0, .head = false, .reads = false, .next = kNobody};
+}
+
+uint32_t Shard::term() {
+  const std::shared_lock lock(mutex_);
+  return place_.term;
+}
+
+Status Shard::check_sender(uint32_t term) {
+  const std::shared_lock lock(mutex_);
+  if (term >= place_.term) return {};
+  return {Code::moved, "shard " + std::to_string(number_) + " is at term " + std::to_string(place_.term) +
+                           "; a server sends of term " + std::to_string(term)};
 }
 
 Status Shard::check_pull(uint32_t term) {
@@ -107,7 +124,7 @@ Status Shard::check(const PushPart& part) {
     return {Code::refused, "only a dense tensor is given a first value"};
   if (!std::isnan(part.lr) && (!std::isfinite(part.lr) || part.lr < 0.0f))
     return {Code::refused, "lr " + std::to_string(part.lr) + " is not a number >= 0"};
-  if (part.dc_lambda != 0.0f && (!spec.dense || !std::isfinite(part.dc_lambda) || part.pulled == nullptr))
+  if (part.dc_lambda != 0.0f && (!spec.dense || !std::isfinite(part.dc_lambda) || part.pulled.empty()))
     return {Code::refused, "delay compensation is for a dense tensor, by a finite lambda"};
   return {};
 }
@@ -134,7 +151,7 @@ bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
   }
   auto& pieces = std::get<DensePieces>(entry.rows);
   const std::byte* values = part.values.data();
-  const std::byte* pulled = part.pulled;
+  const std::byte* pulled = part.pulled.data();
   for (const int64_t key : part.keys) {
     const bool done = part.dc_lambda != 0.0f ? pieces.push_compensated(key, part.codec, values, pulled,
                                                                        part.dc_lambda, lr, version)
@@ -272,6 +289,7 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
 
 double Shard::norm(const Commit& commit) {
   const std::lock_guard lock(mutex_);
+  if (!place_.head) return 0.0;
   if (commit.seq == normed_) return norm_;
   if (commit.seq <= committed_) return NAN;
   constexpr size_t kLanes = 16;  // a fixed tree: the same bits on every kind of CPU
@@ -319,7 +337,7 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
 
 Staleness Shard::staleness() {
   const std::lock_guard lock(mutex_);
-  return staleness_;
+  return place_.head ? staleness_ : Staleness{};
 }
 
 Result<ScanPage> Shard::scan(uint32_t table, uint64_t cursor, size_t rows_max) {
@@ -335,8 +353,9 @@ Result<TableFigures> Shard::figures(uint32_t table) {
   const Entry* entry = find(table);
   if (entry == nullptr) return unknown(table);
   TableFigures figures;
-  figures.pushes = entry->pushes;
   figures.pulls = entry->pulls;
+  if (!place_.head) return figures;
+  figures.pushes = entry->pushes;
   const TableSpec& spec = spec_of(entry->rows);
   std::visit(
       [&](const auto& rows) {
@@ -351,8 +370,9 @@ Result<TableFigures> Shard::figures(uint32_t table) {
   return figures;
 }
 
-std::vector<std::byte> Shard::begin_image() {
+std::vector<std::byte> Shard::begin_image(uint64_t* last) {
   const std::lock_guard lock(mutex_);
+  if (last != nullptr) *last = entries_;
   imaged_.clear();
   for (auto& [id, entry] : tables_) {
     std::visit([](auto& rows) { rows.begin_image(); }, entry.rows);
@@ -395,6 +415,14 @@ Status Shard::restore(std::span<const std::byte> head) {
   std::array<uint64_t, 6> numbers{};
   if (!unpack(head, numbers) || !dedupe_.decode(head) || !staging_.decode(head) || !head.empty())
     return {Code::refused, "this is not the head of a shard's image"};
+  for (auto& [id, entry] : tables_) {
+    const auto spec = std::visit([](const auto& rows) { return rows.shared_spec(); }, entry.rows);
+    if (spec->dense)
+      entry.rows.emplace<DensePieces>(spec);
+    else
+      entry.rows.emplace<TableRows>(spec);
+  }
+  imaged_.clear();
   entries_ = numbers[0];
   version_ = numbers[1];
   committed_ = numbers[2];

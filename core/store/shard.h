@@ -50,9 +50,7 @@ struct Ack {
   uint32_t term = 0;
   uint64_t version = 0;
   bool duplicate = false;
-  // It holds once the chain from `next` on has the log up to this entry.
-  uint64_t entry = 0;
-  uint32_t next = kNobody;
+  uint64_t entry = 0;  // of the log: its own, or the last one where it is a duplicate
 };
 
 struct TableFigures {
@@ -74,8 +72,13 @@ class Shard {
   // Makes a table known, or brings its hyper-parameters up to date.
   Status declare(const std::shared_ptr<const TableSpec>& spec);
 
+  // Refuses what a server sends that has not learnt this placement.
+  Status check_sender(uint32_t term);
   // Refuses a pull that was made for another placement.
   Status check_pull(uint32_t term);
+  uint32_t term();
+  // Nothing is taken from clients until it is placed.
+  void unplace();
   // A new placement; an older one than is known changes nothing. Gives the number of the last entry.
   uint64_t place(const ChainPlace& place);
 
@@ -104,11 +107,12 @@ class Shard {
 
   // An image of this shard as it is now: gives its version and what goes with the rows (dedupe records,
   // staged pushes). Another one that was being read is over.
-  std::vector<std::byte> begin_image();
+  std::vector<std::byte> begin_image(uint64_t* last = nullptr);  // `last`: entry that it holds
   // The next page, of about so many bytes; an empty one when all was read.
   Result<ImagePage> read_image(size_t bytes_max);
   void end_image();
   // Becomes what the image was of, all tables being declared: `begin_image`'s bytes, then every page.
+  // What was here is gone.
   Status restore(std::span<const std::byte> head);
   Status restore(const ImagePage& page);
 

@@ -67,16 +67,35 @@ std::shared_ptr<const TableSpec> Store::table(uint32_t id) const {
 
 // Workers carry the same commit at the same time: each goes through all shards, so whoever is through knows
 // that all are done.
-Status Store::commit(const Commit& commit, WorkCrew& crew) {
-  if (commit.seq <= committed_) return {};
-  std::vector<Ack> acks(shards_.size());
-  crew.run(acks.size(), [&](size_t i) { acks[i] = shards_[i]->commit(commit); }, budget_->used < kHelpBytes);
-  for (Ack& ack : acks)
-    if (!ack.status.ok()) return std::move(ack.status);
+Status Store::commit(const Commit& commit, WorkCrew& crew, std::vector<Ack>* acks) {
+  if (acks == nullptr && commit.seq <= committed_) return {};
+  std::vector<Ack> own;
+  std::vector<Ack>& all = acks != nullptr ? *acks : own;
+  all.resize(shards_.size());
+  crew.run(all.size(), [&](size_t i) { all[i] = shards_[i]->commit(commit); }, budget_->used < kHelpBytes);
+  for (const Ack& ack : all)
+    if (!ack.status.ok() && ack.status.code() != Code::moved) return ack.status;
   uint64_t before = committed_;
   while (before < commit.seq && !committed_.compare_exchange_weak(before, commit.seq)) {
   }
   return {};
+}
+
+std::vector<std::shared_ptr<const TableSpec>> Store::tables() const {
+  const std::shared_lock lock(mutex_);
+  std::vector<std::shared_ptr<const TableSpec>> all;
+  for (const auto& [id, spec] : tables_) all.push_back(spec);
+  return all;
+}
+
+Result<TableFigures> Store::figures(uint32_t table) {
+  TableFigures sum;
+  for (const auto& shard : shards_) {
+    const Result<TableFigures> one = shard->figures(table);
+    if (!one.ok()) return one.status();
+    sum += *one;
+  }
+  return sum;
 }
 
 StoreFigures Store::figures() {

@@ -40,11 +40,16 @@ class Store {
   // Makes a table known to every shard; a second time brings its hyper-parameters up to date.
   Status declare(TableSpec spec);
   std::shared_ptr<const TableSpec> table(uint32_t id) const;  // null: not declared
-  // Applies a commit on every shard; a commit that is done already costs nothing.
-  Status commit(const Commit& commit, WorkCrew& crew);
-  // Over all shards, in their order; NaN for a commit that was done before the last one.
+  std::vector<std::shared_ptr<const TableSpec>> tables() const;
+  // Applies a commit on every shard that is headed here. A commit that is done already costs nothing, but
+  // where `acks` asks for the answers, by shard.
+  Status commit(const Commit& commit, WorkCrew& crew, std::vector<Ack>* acks = nullptr);
+  // Over the shards that are headed here, in their order; NaN for a commit that was done before the last one.
   double norm(const Commit& commit, WorkCrew& crew);
   StoreFigures figures();
+  Result<TableFigures> figures(uint32_t table);
+  // New places of the shards in their chains: commits are looked at anew.
+  void placed() { committed_ = 0; }
 
   void fence(uint64_t client, uint32_t incarnation);
   // The client has ended in good order and nothing of it is under way: its dedupe records go.

@@ -42,6 +42,11 @@ enum class Kind : uint16_t {
   sync = 22,          // a question to the sync shard; the answer may wait for other workers
   commit = 23,        // body: the commit that every shard of this server is to apply
   norm = 24,          // body: a commit. Answered with the squared norm of this server's part of its sum
+  // Between servers of a chain. Parts name the shards, terms and entries of their logs (`log_entry`).
+  replicate_push = 25,    // a push as the head took it; `origin` is whose
+  replicate_commit = 26,  // body: the commit
+  replicate_sync = 27,    // body: the question; `step`: the time, as bits of a double
+  image = 28,             // of one shard: its head (table 0), a page of rows, or the end (mode 1)
   reply = 32,         // to any of the above; `request` names which
 };
 
@@ -71,8 +76,10 @@ struct Header {
   uint16_t code = 0;  // replies: shoal::Code; the body is its message where not ok
   uint16_t last = 0;  // replies: 1 on the last frame that answers the request
   uint32_t rank = 0;  // staged pushes: of the worker
-  uint64_t reserved[3] = {};
-  uint32_t reserved1 = 0;
+  uint64_t origin = 0;  // what a server sends on: the client that it came from, and its numbers
+  uint64_t origin_seq = 0;
+  uint64_t origin_low = 0;
+  uint32_t origin_incarnation = 0;
   uint32_t checksum = 0;  // CRC-32C of header (this field 0) and parts
 };
 static_assert(sizeof(Header) == 128);
@@ -85,9 +92,9 @@ struct Part {
   uint32_t term = 0;
   uint32_t count = 0;  // keys
   float lr = 0.0f;     // NaN: the table's own
-  uint32_t samples = 0;
+  uint32_t samples = 0;  // pulls through a socket: number of the first row within the request
   uint64_t version = 0;       // the shard's: replies: now; pushes: when it was last pulled. scans: the cursor
-  uint32_t keys_at = 0;       // replies to pulls: number of the first row within the request
+  uint32_t keys_at = 0;       // replies to pulls: number of the first row, as the request counts them
   uint32_t values_at = 0;     // pushes: the rows. pulls: where the rows shall go, if in a segment
   uint32_t positions_at = 0;  // pulls into a segment: row of each key, u32, beside the keys
   uint32_t positions_end = 0;  // rows that there is room for
@@ -98,6 +105,13 @@ struct Part {
   uint32_t pulled_at = 0;     // where it is not 0: the values that the gradient was made from, beside it
 };
 static_assert(sizeof(Part) == 64);
+
+// Frames between servers: the number in the shard's log, kept where pulls have their positions.
+inline uint64_t log_entry(const Part& part) { return uint64_t{part.positions_end} << 32 | part.positions_at; }
+inline void set_log_entry(Part& part, uint64_t entry) {
+  part.positions_at = static_cast<uint32_t>(entry);
+  part.positions_end = static_cast<uint32_t>(entry >> 32);
+}
 
 // A complete frame, as a view of the bytes it came in.
 struct FrameView {

@@ -61,6 +61,20 @@ class ServerAddress:
     unix_path: str  # "" = no unix listener; used when the path exists on this host
     def __init__(self, index: int, host: str, port: int, unix_path: str = "") -> None: ...
 
+class Placement:
+    """Where every shard is. Servers by index, port 0: gone; chains of indexes, the head first."""
+
+    version: int
+    def __init__(
+        self,
+        *,
+        version: int,
+        weak: bool,
+        servers: Sequence[ServerAddress],
+        terms: Sequence[int],
+        chains: Sequence[Sequence[int]],
+    ) -> None: ...
+
 class Ticket:
     """One operation in flight. Dropping it does not cancel the operation."""
 
@@ -88,13 +102,12 @@ class Client:
         client_id: int,
         incarnation: int,
         token: bytes,
-        servers: Sequence[ServerAddress],
-        placement: Sequence[int],  # shard -> index into servers
-        terms: Sequence[int],  # shard -> term
+        placement: Placement,
         lane: str,
         timeout_s: float,
         shm_bytes_max: int,
     ) -> Client: ...
+    def set_placement(self, placement: Placement) -> None: ...
     # Makes the table known to every server (and again after each reconnect).
     def declare(self, spec: TableSpec, timeout_s: float) -> None: ...
     # keys: int64, 1-d, contiguous. grads/values: float32 (n, dim) contiguous. lr NaN = the table's own.
@@ -236,7 +249,11 @@ class Server:
         threads: int,
         frame_bytes_max: int,
         connections_max: int = 4096,
+        placed: bool = True,  # False: clients wait until place() was called
+        weak: bool = False,
     ) -> None: ...
+    def place(self, index: int, placement: Placement) -> None: ...
+    def fill(self, shard: int, target: int, timeout_s: float) -> None: ...
     @property
     def port(self) -> int: ...
     def counters(self) -> dict[str, int]: ...

@@ -103,6 +103,12 @@ class CoordinatorOptions:
     servers: int = 1
     # Logical parts of the store. Fixed for the life of the cluster; 64 serves up to 64 servers.
     shards: int = SHARDS
+    # Further servers that hold a copy of each shard. Fixed for the life of the cluster.
+    replicas: int = 0
+    # Acknowledge a push before the copies have it: faster, and the last of them are lost with a server.
+    weak: bool = False
+    # A server that has not been heard of for so long is given up, where copies of its shards exist.
+    lease_s: float = 2.5
     # A connection that has not proved the token by then is closed.
     handshake_s: float = 5.0
     # Control connections at one time; more are refused.
@@ -112,6 +118,9 @@ class CoordinatorOptions:
         check_count("shards", self.shards, 1, SHARDS_MAX)
         why = ", the number of shards, since a server without a shard has nothing to do"
         check_count("servers", self.servers, 1, self.shards, why)
+        below = ", one less than the number of servers, since a copy needs a server of its own"
+        check_count("replicas", self.replicas, 0, self.servers - 1, below)
+        check_timeout(self.lease_s)
         check_timeout(self.handshake_s)
 
 

@@ -7,7 +7,9 @@ Feeding the journaled decisions to a new instance (`restore`) gives the same sta
 What it decides:
 
 1. servers get an index for the life of the cluster; an identity that registers again gets the same one;
-2. when all expected servers are there, the shards are placed: contiguous parts, equal within one, term 1;
+2. when all expected servers are there, the shards are placed, by `shoal.fleet.placer`. Servers that come later
+   get shards of the others. One that ends, or is not heard of for a lease, is given up where others hold copies;
+   what it says afterwards is not heard;
 3. clients get an id and an incarnation: a known name the same id and the next incarnation, no name a
    fresh id. Before the placement exists they wait, up to their own deadline;
 4. tables and tensors, by `shoal.store.catalogue`.
@@ -19,24 +21,26 @@ from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
 from shoal.config import NAME_BYTES_MAX, CoordinatorOptions, check_name
-from shoal.errors import BadInput, Refused, ShoalError, Timeout, code_of
-from shoal.fleet.decisions import ClientGranted, ClusterFormed, Decision, Placed, ServerPlaced, TableDefined
+from shoal.errors import BadInput, Fenced, Refused, ShoalError, Timeout, code_of
+from shoal.fleet.decisions import (
+    ClientGranted,
+    ClusterFormed,
+    Decision,
+    Placed,
+    ServerGone,
+    ServerPlaced,
+    TableDefined,
+)
+from shoal.fleet.placer import Placer
 from shoal.store import messages as m
 from shoal.store.catalogue import Catalogue
 
-__all__ = ["Coordinator", "Outcome", "place"]
+__all__ = ["Coordinator", "Outcome"]
 
 CLIENT_NAMES_MAX = 100_000
 TABLES_PER_PAGE = 200
-
-
-def place(shards: int, servers: int) -> tuple[int, ...]:
-    """Shard -> index of its server: contiguous parts that differ by at most one shard.
-
-    >>> place(8, 3)
-    (0, 0, 0, 1, 1, 1, 2, 2)
-    """
-    return tuple(shard * servers // shards for shard in range(shards))
+# A closed connection is mostly that of a dead process; one that lives registers again at once.
+_SUSPECT_S = 0.5
 
 
 @dataclass
@@ -55,6 +59,14 @@ class _Waiting:
     until: float
 
 
+@dataclass(frozen=True)
+class _Watching:
+    peer: int
+    server: int | None
+    after: int
+    until: float
+
+
 class Coordinator:
     """The state of one cluster."""
 
@@ -64,7 +76,11 @@ class Coordinator:
         self._formed = False
         self._servers: dict[int, ServerPlaced] = {}
         self._peer_of_server: dict[int, int] = {}
-        self._placement: Placed | None = None
+        self._gone: dict[int, ServerGone] = {}
+        self._leaving: set[int] = set()
+        self._placer = Placer(options.replicas)
+        self._heard: dict[int, float] = {}  # when each server was last heard of; those with a copy elsewhere
+        self._watching: list[_Watching] = []
         self._clients: dict[str, ClientGranted] = {}
         self._client_id_max = 0
         self._catalogue = Catalogue()
@@ -73,24 +89,32 @@ class Coordinator:
     @property
     def ready(self) -> bool:
         """Whether every shard has a server, so that clients may join."""
-        return self._placement is not None
+        return self._placer.placed is not None
 
     def form(self) -> Outcome:
         """The first decision of a cluster's life; none if it was restored."""
         outcome = Outcome()
         if not self._formed:
-            formed = ClusterFormed(shards=self._options.shards, servers=self._options.servers)
+            options = self._options
+            formed = ClusterFormed(
+                shards=options.shards, servers=options.servers, replicas=options.replicas
+            )
             self._decide(outcome, formed)
         return outcome
 
     def restore(self, decision: Decision) -> None:
         """Take over one decision of an earlier life."""
         if isinstance(decision, ClusterFormed):
-            here = (self._options.shards, self._options.servers)
-            if (decision.shards, decision.servers) != here:
+            here = self._options
+            if (decision.shards, decision.servers, decision.replicas) != (
+                here.shards,
+                here.servers,
+                here.replicas,
+            ):
                 raise BadInput(
-                    f"the journal is of a cluster with {decision.shards} shards and {decision.servers} "
-                    f"servers; this coordinator was started for {here[0]} shards and {here[1]} servers"
+                    f"the journal is of a cluster with {decision.shards} shards, {decision.servers} servers and "
+                    f"{decision.replicas} replicas; this coordinator was started for {here.shards} shards, "
+                    f"{here.servers} servers and {here.replicas} replicas"
                 )
         self._apply(decision)
 
@@ -104,14 +128,20 @@ class Coordinator:
             outcome.replies.append((peer, m.Failure(code=code_of(error), message=str(error))))
         return outcome
 
-    def closed(self, peer: int) -> None:
-        """A connection ended. Its server is shown as gone; nothing is decided by that."""
+    def closed(self, peer: int, now: float) -> None:
+        """A connection ended. Its server is shown as gone, and is suspected of it."""
         self._waiting = [waiting for waiting in self._waiting if waiting.peer != peer]
-        self._peer_of_server = {i: p for i, p in self._peer_of_server.items() if p != peer}
+        self._watching = [watching for watching in self._watching if watching.peer != peer]
+        for index, its_peer in list(self._peer_of_server.items()):
+            if its_peer == peer:
+                del self._peer_of_server[index]
+                if index in self._heard:
+                    lease_ends = self._heard[index] + self._options.lease_s
+                    self._heard[index] = min(lease_ends, now + _SUSPECT_S) - self._options.lease_s
         self._catalogue.opener_gone(peer)
 
     def tick(self, now: float) -> Outcome:
-        """Answer those whose deadline passed while they waited for servers."""
+        """Answer those whose deadline passed while they waited; give up servers whose lease has ended."""
         outcome = Outcome()
         for waiting in [waiting for waiting in self._waiting if waiting.until <= now]:
             self._waiting.remove(waiting)
@@ -120,11 +150,20 @@ class Coordinator:
                 f"have not registered; waited {now - waiting.since:.1f} s for them"
             )
             outcome.replies.append((waiting.peer, m.Failure(code=code_of(error), message=str(error))))
+        for index, heard in list(self._heard.items()):
+            if heard + self._options.lease_s <= now:
+                self._evict(index, f"not heard of for {now - heard:.1f} s", outcome)
+        self._tell_watchers(outcome, [w for w in self._watching if w.until <= now])
         return outcome
+
+    def late(self, by: float) -> None:
+        """The caller's clock went on while nobody was heard, such as on a stopped machine: leases grow by that."""
+        self._heard = {index: heard + by for index, heard in self._heard.items()}
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
-        return min((waiting.until for waiting in self._waiting), default=None)
+        leases = [heard + self._options.lease_s for heard in self._heard.values()]
+        return min([w.until for w in (*self._waiting, *self._watching)] + leases, default=None)
 
     # Requests, one method each.
 
@@ -134,7 +173,10 @@ class Coordinator:
 
     @_handle.register
     def _get_cluster(self, request: m.GetCluster, peer: int, now: float, outcome: Outcome) -> None:
-        info = m.ClusterInfo(shards=self._options.shards, servers=self._options.servers)
+        options = self._options
+        info = m.ClusterInfo(
+            shards=options.shards, servers=options.servers, replicas=options.replicas, weak=options.weak
+        )
         outcome.replies.append((peer, info))
 
     @_handle.register
@@ -152,13 +194,64 @@ class Coordinator:
             self._decide(outcome, server)
         self._peer_of_server[index] = peer
         outcome.replies.append((peer, m.ServerAdmitted(index=index)))
-        if self._placement is None and not self._missing():
-            shards = self._options.shards
-            owners = place(shards, self._options.servers)
-            self._decide(outcome, Placed(owners=owners, terms=(1,) * shards))
+        if self._placer.placed is None and not self._missing():
+            self._decide(outcome, self._placer.first(self._options.shards, self._options.servers))
             waiting, self._waiting = self._waiting, []
             for client in waiting:
                 outcome.replies.append((client.peer, self._grant(client.name, outcome)))
+        if self._placer.placed is not None:
+            self._changed(outcome)
+
+    @_handle.register
+    def _watch(self, request: m.WatchPlacement, peer: int, now: float, outcome: Outcome) -> None:
+        if request.server is not None:
+            server = self._servers.get(request.server)
+            if server is None or server.identity != request.identity:
+                raise Refused(f"no server {request.server} of that identity is registered")
+            if request.server in self._gone:
+                raise Fenced(f"server {request.server} was given up: {self._gone[request.server].why}")
+            if self._options.replicas > 0:
+                self._heard[request.server] = now
+        until = now + min(max(0.0, request.wait_s), 3600.0)
+        watching = _Watching(peer=peer, server=request.server, after=request.after, until=until)
+        self._watching.append(watching)
+        placed = self._placer.placed
+        if placed is not None and (placed.version > request.after or self._orders(request.server)):
+            self._tell_watchers(outcome, [watching])
+
+    @_handle.register
+    def _filled(self, request: m.Filled, peer: int, now: float, outcome: Outcome) -> None:
+        fill = self._placer.fills.get(request.shard)
+        current = fill is not None and (fill.term, fill.target) == (request.term, request.target)
+        placed = self._placer.filled(request.shard, request.term, request.target)
+        if request.error and current:
+            del self._placer.fills[request.shard]  # planned anew, with whoever is there then
+        elif placed is not None:
+            self._decide(outcome, placed)
+        outcome.replies.append((peer, m.Done()))
+        self._changed(outcome)
+
+    @_handle.register
+    def _evict_server(self, request: m.EvictServer, peer: int, now: float, outcome: Outcome) -> None:
+        if request.index not in self._servers:
+            raise BadInput(f"server {request.index} is not one of {sorted(self._servers)}")
+        self._evict(request.index, request.why, outcome)
+        outcome.replies.append((peer, m.Done()))
+
+    @_handle.register
+    def _remove_server(self, request: m.RemoveServer, peer: int, now: float, outcome: Outcome) -> None:
+        up = self._up()
+        if request.index not in up:
+            raise BadInput(f"server {request.index} is not one of those that are up, {sorted(up)}")
+        stay = len(up - self._leaving - {request.index})
+        if stay < self._options.replicas + 1:
+            raise BadInput(
+                f"without server {request.index} there are {stay} servers, and {self._options.replicas + 1} are "
+                f"needed for {self._options.replicas} replicas; add one first"
+            )
+        self._leaving.add(request.index)
+        outcome.replies.append((peer, m.Done()))
+        self._changed(outcome)
 
     @_handle.register
     def _join(self, request: m.JoinCluster, peer: int, now: float, outcome: Outcome) -> None:
@@ -167,7 +260,7 @@ class Coordinator:
             check_name("a client's name", name)
         if name is not None and name not in self._clients and len(self._clients) >= CLIENT_NAMES_MAX:
             raise Refused(f"there are {CLIENT_NAMES_MAX} named clients already; join without a name")
-        if self._placement is not None:
+        if self._placer.placed is not None:
             outcome.replies.append((peer, self._grant(name, outcome)))
             return
         until = now + max(0.0, request.wait_s)
@@ -203,6 +296,9 @@ class Coordinator:
             waiting_for=self._missing(),
             tables=len(self._catalogue),
             clients=self._client_id_max,
+            replicas=self._options.replicas,
+            degraded=self._placer.degraded(),
+            filling=len(self._placer.fills),
         )
         outcome.replies.append((peer, status))
 
@@ -218,15 +314,74 @@ class Coordinator:
                 self._formed = True
             case ServerPlaced():
                 self._servers[decision.index] = decision
+            case ServerGone():
+                self._gone[decision.index] = decision
+                self._leaving.discard(decision.index)
+                self._heard.pop(decision.index, None)
             case Placed():
-                assert len(decision.owners) == len(decision.terms) == self._options.shards
-                self._placement = decision
+                assert len(decision.chains) == len(decision.terms) == self._options.shards
+                self._placer.apply(decision)
             case ClientGranted():
                 self._client_id_max = max(self._client_id_max, decision.client_id)
                 if decision.name is not None:
                     self._clients[decision.name] = decision
             case TableDefined():
                 self._catalogue.restore(decision.entry)
+
+    def _evict(self, index: int, why: str, outcome: Outcome) -> None:
+        """Give a server up. Where it alone has a shard, it is kept: perhaps it only sleeps."""
+        if index in self._gone or self._placer.placed is None:
+            return
+        alone = any(chain == (index,) for chain in self._placer.placed.chains)
+        if alone:
+            return
+        self._decide(outcome, ServerGone(index=index, why=why))
+        placed = self._placer.gone(index)
+        if placed is not None:
+            self._decide(outcome, placed)
+        self._changed(outcome)
+
+    def _changed(self, outcome: Outcome) -> None:
+        """Plan what is to be done by the state of now, and tell everybody who watches."""
+        self._placer.plan(self._up(), self._leaving)
+        for index in sorted(self._leaving - self._placer.members()):
+            if not any(fill.target == index for fill in self._placer.fills.values()):
+                self._decide(outcome, ServerGone(index=index, why="it was removed, and its shards have moved"))
+        placed = self._placer.placed
+        assert placed is not None
+        news = [w for w in self._watching if w.after < placed.version or self._orders(w.server)]
+        self._tell_watchers(outcome, news)
+
+    def _orders(self, server: int | None) -> tuple[m.FillOrder, ...]:
+        return tuple(
+            m.FillOrder(shard=fill.shard, term=fill.term, target=fill.target)
+            for fill in self._placer.fills.values()
+            if fill.source == server
+        )
+
+    def _tell_watchers(self, outcome: Outcome, watching: list[_Watching]) -> None:
+        placed = self._placer.placed
+        for one in watching:
+            self._watching.remove(one)
+            newer = placed is not None and placed.version > one.after
+            news = m.PlacementNews(
+                placement=self._placement_info() if newer else None, fills=self._orders(one.server)
+            )
+            outcome.replies.append((one.peer, news))
+
+    def _up(self) -> set[int]:
+        return self._servers.keys() - self._gone.keys()
+
+    def _placement_info(self) -> m.PlacementInfo:
+        placed = self._placer.placed
+        assert placed is not None
+        return m.PlacementInfo(
+            version=placed.version,
+            weak=self._options.weak,
+            servers=self._server_infos(),
+            terms=placed.terms,
+            chains=placed.chains,
+        )
 
     def _index_for(self, request: m.RegisterServer) -> int:
         """The server's place, or a refusal that says why there is none."""
@@ -239,25 +394,23 @@ class Coordinator:
             )
         for server in self._servers.values():
             if server.identity == request.identity:
+                if server.index in self._gone:
+                    raise Fenced(f"server {server.index} was given up: {self._gone[server.index].why}")
                 return server.index
         free = self._missing()
-        if request.index is None and free:
-            return free[0]
+        if request.index is None:
+            return free[0] if free else max(self._servers) + 1
         if request.index is not None and request.index in free:
             return request.index
         if request.index in self._servers:
             other = self._servers[request.index]
             raise Refused(
                 f"index {request.index} belongs to the server of pid {other.pid} at "
-                f"{other.host}:{other.port}; its rows cannot be taken over in this release"
+                f"{other.host}:{other.port}; join without an index to be a new server"
             )
-        raise Refused(
-            f"all {self._options.servers} servers of this cluster have registered; "
-            f"more cannot join a running cluster in this release"
-        )
+        return max(self._servers) + 1
 
     def _grant(self, name: str | None, outcome: Outcome) -> m.ClientGrant:
-        assert self._placement is not None
         known = None if name is None else self._clients.get(name)
         if known is None:
             granted = ClientGranted(name=name, client_id=self._client_id_max + 1, incarnation=1)
@@ -267,9 +420,7 @@ class Coordinator:
         return m.ClientGrant(
             client_id=granted.client_id,
             incarnation=granted.incarnation,
-            servers=self._server_infos(),
-            placement=self._placement.owners,
-            terms=self._placement.terms,
+            placement=self._placement_info(),
         )
 
     def _missing(self) -> tuple[int, ...]:
@@ -283,7 +434,14 @@ class Coordinator:
                 host=server.host,
                 port=server.port,
                 unix_path=server.unix_path,
-                state="up" if server.index in self._peer_of_server else "gone",
+                state=self._state_of(server.index),
             )
             for _, server in sorted(self._servers.items())
         )
+
+    def _state_of(self, index: int) -> str:
+        if index in self._gone:
+            return "evicted"
+        if index not in self._peer_of_server:
+            return "gone"
+        return "leaving" if index in self._leaving else "up"

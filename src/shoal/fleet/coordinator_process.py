@@ -39,6 +39,8 @@ _log = logging.getLogger("shoal.coordinator")
 _BODY_S = 10.0
 _DRAIN_S = 10.0
 _STOP_S = 1.0
+# This process slept: those who renew their leases had no chance to.
+_LATE_S = 0.2
 
 
 class CoordinatorServer:
@@ -100,7 +102,8 @@ class CoordinatorServer:
             _log.debug("%s is gone: %s", name, error)
         finally:
             del self._writers[peer]
-            self._coordinator.closed(peer)
+            self._coordinator.closed(peer, time.monotonic())
+            self._set_timer()
             writer.close()
 
     async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,9 +150,12 @@ class CoordinatorServer:
         deadline = self._coordinator.next_deadline()
         if deadline is not None:
             delay_s = max(0.0, deadline - time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick, deadline)
 
-    def _tick(self) -> None:
+    def _tick(self, due: float) -> None:
+        late = time.monotonic() - due
+        if late > _LATE_S:
+            self._coordinator.late(late)
         self._carry_out(self._coordinator.tick(time.monotonic()))
 
 
@@ -167,7 +173,12 @@ async def _send(writer: asyncio.StreamWriter, message: m.Message) -> None:
 
 
 async def _run(arguments: argparse.Namespace, token: str, listener: socket.socket) -> bool:
-    options = CoordinatorOptions(servers=arguments.servers, shards=arguments.shards)
+    options = CoordinatorOptions(
+        servers=arguments.servers,
+        shards=arguments.shards,
+        replicas=arguments.replicas,
+        weak=arguments.replication == "weak",
+    )
     with contextlib.closing(Journal(Path(arguments.journal))) as journal:
         try:
             server = CoordinatorServer(options, token, journal)
@@ -189,6 +200,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--listen-fd", type=int, help="a listening socket that was passed on")
     parser.add_argument("--servers", type=int, default=1, help="servers to wait for")
     parser.add_argument("--shards", type=int, default=SHARDS)
+    parser.add_argument("--replicas", type=int, default=0, help="further copies of each shard")
+    parser.add_argument("--replication", choices=["strong", "weak"], default="strong")
     parser.add_argument("--journal", required=True, help="SQLite file; continued if it exists")
     parser.add_argument("--token-file", type=Path, help="default: SHOAL_TOKEN, SHOAL_TOKEN_FILE")
     parser.add_argument("--watch-stdin", action="store_true", help="end when stdin is closed")

@@ -17,6 +17,7 @@ __all__ = [
     "ClusterFormed",
     "Decision",
     "Placed",
+    "ServerGone",
     "ServerPlaced",
     "TableDefined",
     "decode",
@@ -35,6 +36,7 @@ class ClusterFormed(_Decision, frozen=True, kw_only=True, tag="formed"):
 
     shards: int
     servers: int
+    replicas: int = 0
 
     @property
     def key(self) -> str:
@@ -56,11 +58,23 @@ class ServerPlaced(_Decision, frozen=True, kw_only=True, tag="server"):
         return f"server/{self.index}"
 
 
-class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
-    """Shard -> index of its server, and shard -> term, which only grows."""
+class ServerGone(_Decision, frozen=True, kw_only=True, tag="gone"):
+    """A server was given up, or has left: whatever it says from now on is not heard."""
 
-    owners: tuple[int, ...]
+    index: int
+    why: str
+
+    @property
+    def key(self) -> str:
+        return f"gone/{self.index}"
+
+
+class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
+    """Shard -> its chain of servers, and shard -> term, which only grows. `version` counts placements."""
+
+    version: int
     terms: tuple[int, ...]
+    chains: tuple[tuple[int, ...], ...]
 
     @property
     def key(self) -> str:
@@ -89,7 +103,7 @@ class TableDefined(_Decision, frozen=True, kw_only=True, tag="table"):
         return f"table/{self.entry.name}"
 
 
-Decision: TypeAlias = ClusterFormed | ServerPlaced | Placed | ClientGranted | TableDefined
+Decision: TypeAlias = ClusterFormed | ServerPlaced | ServerGone | Placed | ClientGranted | TableDefined
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Decision] = msgspec.msgpack.Decoder(Decision, dec_hook=decode_setting)

@@ -113,10 +113,12 @@ class LocalCluster:
         threads: int = 0,
         directory: str | os.PathLike[str] | None = None,
         bind: str = "127.0.0.1",
+        replication: str = "strong",
     ) -> None:
-        if replicas != 0:
-            raise BadInput(f"replicas is {replicas!r}; this release keeps one copy of each row: replicas=0")
-        options = CoordinatorOptions(servers=servers, shards=shards)
+        if replication not in ("strong", "weak"):
+            raise BadInput(f"replication is {replication!r}; allowed: 'strong', 'weak'")
+        weak = replication == "weak"
+        options = CoordinatorOptions(servers=servers, shards=shards, replicas=replicas, weak=weak)
         server_options = ServerOptions(host=bind, port=port, threads=threads)
         check_bind(bind, token)
         self.token = generate() if token is None else check_token(token)
@@ -165,6 +167,7 @@ class LocalCluster:
         descriptor = listener.fileno()
         coordinator = ["--listen-fd", str(descriptor), "--journal", str(self.directory / "journal.db")]
         counts = ["--servers", str(options.servers), "--shards", str(options.shards)]
+        counts += ["--replicas", str(options.replicas), "--replication", "weak" if options.weak else "strong"]
         arguments = [*coordinator, *counts, *shared]
         children.append(self._start("coordinator", "coordinator", arguments, [descriptor]))
         for index in range(options.servers):

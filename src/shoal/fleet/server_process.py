@@ -24,7 +24,8 @@ from types import FrameType
 
 from shoal import _core
 from shoal.config import ServerOptions
-from shoal.errors import BadInput, Refused, Timeout, Unavailable, from_core
+from shoal.errors import BadInput, Fenced, Refused, Timeout, Unavailable, from_core
+from shoal.fleet.chain_duty import ChainDuty
 from shoal.fleet.process import run_process
 from shoal.fleet.token import reachable_host
 from shoal.store.control import Address, ControlClient
@@ -55,7 +56,7 @@ def run_server(
     with _socket_path(unix_directory) as unix_path, closing(ControlClient(join, token)) as control:
         try:
             cluster = control.ask(GetCluster(), ClusterInfo, _JOIN_S)
-            server = _start(options, token, cluster.shards, unix_path)
+            server = _start(options, token, cluster, unix_path)
             registration = RegisterServer(
                 identity=secrets.token_hex(16),
                 pid=os.getpid(),
@@ -67,7 +68,8 @@ def run_server(
             )
             admitted = control.ask(registration, ServerAdmitted, _JOIN_S)
             _log.info("server %d listens on %s:%d", admitted.index, options.host, server.port)
-            _wait(control, registration, watch_stdin)
+            chains = ChainDuty(server, ControlClient(join, token), admitted.index, registration.identity)
+            _wait(control, registration, watch_stdin, chains)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
@@ -75,16 +77,18 @@ def run_server(
                 server.stop()
 
 
-def _start(options: ServerOptions, token: str, shards: int, unix_path: str) -> _core.Server:
+def _start(options: ServerOptions, token: str, cluster: ClusterInfo, unix_path: str) -> _core.Server:
     try:
         return _core.Server(
             host=options.host,
             port=options.port,
             unix_path=unix_path,
             token=token.encode(),
-            shards=shards,
+            shards=cluster.shards,
             threads=options.threads,
             frame_bytes_max=options.frame_bytes_max,
+            placed=False,
+            weak=cluster.weak,
         )
     except _core.CoreError as error:
         raise from_core(error, f"cannot start a server on {options.host}:{options.port}") from None
@@ -102,17 +106,19 @@ def _socket_path(wanted: Path | None) -> Iterator[str]:
         yield path if len(os.fsencode(path)) <= _UNIX_PATH_BYTES_MAX else ""
 
 
-def _wait(control: ControlClient, registration: RegisterServer, watch_stdin: bool) -> None:
-    """Return when stdin ends; keep the registration alive meanwhile."""
+def _wait(
+    control: ControlClient, registration: RegisterServer, watch_stdin: bool, chains: ChainDuty
+) -> None:
+    """Return when stdin ends or the cluster has given this server up; keep it registered meanwhile."""
     stdin = sys.stdin.fileno() if watch_stdin else -1
     complained = False
     while True:
         connection = control.fileno()
         poller = select.poll()
-        for descriptor in {stdin, connection} - {-1}:
+        for descriptor in {stdin, connection, chains.over} - {-1}:
             poller.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poller.poll(_REJOIN_EVERY_MS if connection == -1 else None)}
-        if stdin in ready:
+        if stdin in ready or chains.over in ready:
             return
         # The coordinator says nothing unasked: readable means that it is gone.
         control.drop()
@@ -120,6 +126,9 @@ def _wait(control: ControlClient, registration: RegisterServer, watch_stdin: boo
             control.ask(registration, ServerAdmitted, _REJOIN_S, patience_s=0.0)
             _log.info("registered again at %s", control.address)
             complained = False
+        except Fenced as error:
+            _log.warning("this server ends: %s", error)
+            return
         except (Unavailable, Timeout, Refused, BadInput) as error:
             if not complained:
                 _log.warning("the coordinator is gone, serving goes on: %s", error)

@@ -20,6 +20,7 @@ from shoal.errors import BadInput, from_core
 from shoal.store.catalogue import Catalogue, Directory, Opened, TableRequest
 from shoal.store.client import Client, Session
 from shoal.store.control import Address, ControlClient
+from shoal.store.placement_watch import PlacementWatch, core_placement
 from shoal.store.messages import ClientGrant, Done, JoinCluster, OpenTable, TableOpened, TensorWritten
 
 __all__ = ["connect"]
@@ -51,8 +52,9 @@ class _LocalDirectory:
 class _RemoteDirectory:
     """The catalogue at the coordinator."""
 
-    def __init__(self, control: ControlClient) -> None:
+    def __init__(self, control: ControlClient, watch: PlacementWatch) -> None:
         self._control = control
+        self._watch = watch
 
     def open(self, request: TableRequest, timeout_s: float) -> Opened:
         return self._control.ask(OpenTable(request=request), TableOpened, timeout_s).opened
@@ -61,6 +63,7 @@ class _RemoteDirectory:
         self._control.ask(TensorWritten(name=name), Done, timeout_s)
 
     def close(self) -> None:
+        self._watch.close()
         self._control.close()
 
 
@@ -138,7 +141,8 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
     except BaseException:
         control.close()
         raise
-    directory: Directory = _RemoteDirectory(control)
+    watch = PlacementWatch(address, token, core, grant.placement.version)
+    directory: Directory = _RemoteDirectory(control, watch)
     return Client(Session(core, str(address), options, name), directory)
 
 
@@ -147,9 +151,7 @@ def _connect_core(grant: ClientGrant, token: str, options: ClientOptions) -> _co
         client_id=grant.client_id,
         incarnation=grant.incarnation,
         token=token.encode(),
-        servers=[_core.ServerAddress(s.index, s.host, s.port, s.unix_path) for s in grant.servers],
-        placement=list(grant.placement),
-        terms=list(grant.terms),
+        placement=core_placement(grant.placement),
         lane=options.lane,
         timeout_s=options.timeout_s,
         shm_bytes_max=options.shm_bytes_max,

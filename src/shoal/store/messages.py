@@ -29,7 +29,10 @@ __all__ = [
     "ClientGrant",
     "ClusterInfo",
     "Done",
+    "EvictServer",
     "Failure",
+    "FillOrder",
+    "Filled",
     "GetCluster",
     "GetStatus",
     "Hello",
@@ -37,8 +40,11 @@ __all__ = [
     "ListTables",
     "Message",
     "OpenTable",
+    "PlacementInfo",
+    "PlacementNews",
     "Proof",
     "RegisterServer",
+    "RemoveServer",
     "Reply",
     "Request",
     "ServerAdmitted",
@@ -47,6 +53,7 @@ __all__ = [
     "TableOpened",
     "TablePage",
     "TensorWritten",
+    "WatchPlacement",
     "Welcome",
     "decode",
     "encode",
@@ -134,11 +141,47 @@ class GetStatus(_Message, frozen=True, kw_only=True, tag="get_status"):
     """Who is there."""
 
 
+class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
+    """Answered when there is a placement newer than `after`, or work for this server, or after `wait_s`.
+
+    A server says who it is, and thereby that it lives: its lease is renewed.
+    """
+
+    after: int
+    wait_s: float
+    server: int | None = None
+    identity: str = ""
+
+
+class Filled(_Message, frozen=True, kw_only=True, tag="filled"):
+    """A server has filled another, as it was told to; `error` says why it has not."""
+
+    shard: int
+    term: int
+    target: int
+    error: str = ""
+
+
+class EvictServer(_Message, frozen=True, kw_only=True, tag="evict"):
+    """Its process was seen to end, or it is to end: shards go on without it."""
+
+    index: int
+    why: str
+
+
+class RemoveServer(_Message, frozen=True, kw_only=True, tag="remove"):
+    """Move its shards to the other servers, and then let it go."""
+
+    index: int
+
+
 class ClusterInfo(_Message, frozen=True, kw_only=True, tag="cluster"):
-    """What a cluster is."""
+    """What a cluster is. `weak`: replicas may lag behind what was acknowledged."""
 
     shards: int
     servers: int
+    replicas: int = 0
+    weak: bool = False
 
 
 class ServerAdmitted(_Message, frozen=True, kw_only=True, tag="admitted"):
@@ -148,7 +191,7 @@ class ServerAdmitted(_Message, frozen=True, kw_only=True, tag="admitted"):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One server. `state`: up, or gone when its control connection is closed."""
+    """One server. `state`: up, gone when its control connection is closed, leaving, or evicted."""
 
     index: int
     pid: int
@@ -158,14 +201,37 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
+class PlacementInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where every shard is: its chain of servers, the head first, and its term."""
+
+    version: int
+    weak: bool
+    servers: tuple[ServerInfo, ...]
+    terms: tuple[int, ...]
+    chains: tuple[tuple[int, ...], ...]
+
+
 class ClientGrant(_Message, frozen=True, kw_only=True, tag="granted"):
     """A client's identity, and where every shard is."""
 
     client_id: int
     incarnation: int
-    servers: tuple[ServerInfo, ...]
-    placement: tuple[int, ...]
-    terms: tuple[int, ...]
+    placement: PlacementInfo
+
+
+class FillOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A server, the last of the shard's chain, is to fill another."""
+
+    shard: int
+    term: int
+    target: int
+
+
+class PlacementNews(_Message, frozen=True, kw_only=True, tag="news"):
+    """The placement, if it is newer than what was asked with, and what a server is to do."""
+
+    placement: PlacementInfo | None
+    fills: tuple[FillOrder, ...] = ()
 
 
 class TableOpened(_Message, frozen=True, kw_only=True, tag="opened"):
@@ -190,6 +256,9 @@ class StatusInfo(_Message, frozen=True, kw_only=True, tag="status"):
     waiting_for: tuple[int, ...]
     tables: int
     clients: int
+    replicas: int = 0
+    degraded: int = 0
+    filling: int = 0
 
 
 class Done(_Message, frozen=True, kw_only=True, tag="done"):
@@ -204,10 +273,28 @@ class Failure(_Message, frozen=True, kw_only=True, tag="failure"):
 
 
 Request: TypeAlias = (
-    GetCluster | RegisterServer | JoinCluster | OpenTable | TensorWritten | ListTables | GetStatus
+    GetCluster
+    | RegisterServer
+    | JoinCluster
+    | OpenTable
+    | TensorWritten
+    | ListTables
+    | GetStatus
+    | WatchPlacement
+    | Filled
+    | EvictServer
+    | RemoveServer
 )
 Reply: TypeAlias = (
-    ClusterInfo | ServerAdmitted | ClientGrant | TableOpened | TablePage | StatusInfo | Done | Failure
+    ClusterInfo
+    | ServerAdmitted
+    | ClientGrant
+    | PlacementNews
+    | TableOpened
+    | TablePage
+    | StatusInfo
+    | Done
+    | Failure
 )
 Message: TypeAlias = Hello | Challenge | Proof | Welcome | Request | Reply
 

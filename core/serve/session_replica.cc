@@ -1,0 +1,202 @@
+// What sessions do for chains: updates are sent on to the servers behind and answered when those have them, and
+// the updates and images of a server before this one are taken.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/log.h"
+#include "serve/session.h"
+
+namespace shoal {
+namespace {
+
+constexpr size_t kHelpRows = 4096;  // below, a frame is applied before a helper is awake
+
+void append(std::vector<std::byte>& body, std::span<const std::byte> bytes, uint32_t& at) {
+  at = static_cast<uint32_t>(body.size() / 4);
+  body.insert(body.end(), bytes.begin(), bytes.end());
+  body.resize((body.size() + 7) / 8 * 8);  // the next array may be one of keys
+}
+
+}  // namespace
+
+Result<Session::Groups> Session::groups_of(std::span<const Part> parts) const {
+  Groups groups;
+  std::vector<bool> seen(server_.store.shards());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const uint16_t shard = parts[i].shard;
+    if (i > 0 && shard == parts[i - 1].shard) {
+      groups.back().second = i + 1;
+      continue;
+    }
+    if (shard != kSyncLog && (shard >= seen.size() || seen[shard]))
+      return Status{Code::refused, "an update names shard " + std::to_string(shard) + " twice, or wrongly"};
+    if (shard != kSyncLog) seen[shard] = true;
+    groups.emplace_back(i, i + 1);
+  }
+  return groups;
+}
+
+void Session::answer_when_held(const Header& request, std::vector<Part> marks, std::vector<Part> parts,
+                               const Status& status) {
+  const auto text = std::as_bytes(std::span(status.message()));
+  Mailbox::Mail mail{number_, reply_header(request, status), std::move(parts), {text.begin(), text.end()}};
+  server_.chain.when_held(marks, [box = mail_, mail = std::move(mail)] { box->post(mail); });
+}
+
+// The frame as the servers behind get it: with all of its arrays in the body, whatever memory they lie in here.
+void Session::send_on_push(const FrameView& frame, std::span<const PushPart> parts, const Groups& groups,
+                           std::span<const Ack> acks) {
+  Header header = frame.header;
+  header.kind = static_cast<uint16_t>(Kind::replicate_push);
+  header.origin = client_;
+  header.origin_incarnation = incarnation_;
+  header.origin_seq = frame.header.seq;
+  header.origin_low = frame.header.low;
+  std::vector<Part> sent;
+  auto body = std::make_shared<std::vector<std::byte>>();
+  size_t bytes = 0;
+  for (const PushPart& part : parts) bytes += 8 * part.keys.size() + part.values.size() + 16;
+  body->reserve(bytes);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (!acks[g].status.ok() || acks[g].duplicate) continue;
+    for (size_t i = groups[g].first; i < groups[g].second; ++i) {
+      Part part = frame.parts[i];
+      part.keys_segment = part.values_segment = 0;
+      append(*body, std::as_bytes(parts[i].keys), part.keys_at);
+      append(*body, parts[i].values, part.values_at);
+      if (!parts[i].pulled.empty()) append(*body, parts[i].pulled, part.pulled_at);
+      set_log_entry(part, acks[g].entry);
+      sent.push_back(part);
+    }
+  }
+  if (!sent.empty()) server_.chain.send(header, sent, std::move(body));
+}
+
+Ack Session::replay(const FrameView& frame, std::span<const Part> parts, std::span<const PushPart> pushes) {
+  const uint64_t entry = log_entry(parts[0]);
+  const Header& header = frame.header;
+  if (parts[0].shard == kSyncLog) {
+    std::optional<SyncRequest> request = decode_sync(frame.body);
+    if (!request || header.kind != static_cast<uint16_t>(Kind::replicate_sync))
+      return {.status = {Code::refused, "these bytes are no sync request"}};
+    if (Status status = server_.store.shard(0).check_sender(parts[0].term); !status.ok())
+      return {.status = std::move(status)};
+    request->client = header.origin;
+    request->incarnation = header.origin_incarnation;
+    return server_.sync.replay(*request, std::bit_cast<double>(header.step), entry);
+  }
+  Shard& shard = server_.store.shard(parts[0].shard);
+  if (header.kind == static_cast<uint16_t>(Kind::replicate_commit)) {
+    Commit commit;
+    std::span<const std::byte> body = frame.body;
+    if (!decode_commit(body, commit)) return {.status = {Code::refused, "these bytes are no commit"}};
+    return shard.commit(commit, parts[0].term, entry);
+  }
+  if (pushes.empty()) return {.status = {Code::refused, "a server sends on an update without its rows"}};
+  const PushIdentity identity{.client = header.origin,
+                              .incarnation = header.origin_incarnation,
+                              .seq = header.origin_seq,
+                              .low = header.origin_low};
+  return (header.flags & kStage) != 0 ? shard.stage(&identity, pushes, header.rank, header.step, entry)
+                                      : shard.push(&identity, pushes, header.step, entry);
+}
+
+// Applies what can be; gives the first error. Those whose turn has not come stay `unavailable`.
+Status Session::try_entries(const FrameView& frame, const Groups& groups, std::vector<Ack>& acks) {
+  std::vector<PushPart> pushes;
+  std::vector<std::vector<int64_t>> copies;
+  if (frame.header.kind == static_cast<uint16_t>(Kind::replicate_push))
+    if (Status status = check_push(frame, pushes, copies); !status.ok()) return status;
+  size_t rows = 0;
+  for (const PushPart& push : pushes) rows += push.keys.size();
+  const auto apply = [&](size_t g) {
+    if (acks[g].status.code() != Code::unavailable) return;
+    const auto [first, last] = groups[g];
+    const size_t count = pushes.empty() ? 0 : last - first;
+    acks[g] = replay(frame, frame.parts.subspan(first, last - first),
+                     std::span<const PushPart>(pushes).subspan(count == 0 ? 0 : first, count));
+  };
+  server_.crew.run(groups.size(), apply, rows < kHelpRows);
+  for (const Ack& ack : acks)
+    if (!ack.status.ok() && ack.status.code() != Code::unavailable) return ack.status;
+  return {};
+}
+
+void Session::finish_entries(const FrameView& frame, const Groups& groups, std::span<const Ack> acks,
+                             const Status& status) {
+  std::vector<Part> fresh;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (!acks[g].status.ok() || acks[g].duplicate) continue;
+    fresh.insert(fresh.end(), frame.parts.begin() + static_cast<ptrdiff_t>(groups[g].first),
+                 frame.parts.begin() + static_cast<ptrdiff_t>(groups[g].second));
+  }
+  if (server_.chain.in_use() && !fresh.empty()) {
+    server_.chain.send(frame.header, fresh,
+                       std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
+  }
+  answer_when_held(frame.header, {frame.parts.begin(), frame.parts.end()}, {}, status);
+}
+
+Session::Outcome Session::replicate(const FrameView& frame, ReplySink& sink) {
+  const Result<Groups> groups = groups_of(frame.parts);
+  if (!groups.ok()) return answer(frame, groups.status(), sink);
+  const Status not_yet{Code::unavailable, ""};
+  std::vector<Ack> acks(groups->size(), Ack{.status = not_yet});
+  const auto waits = [](const std::vector<Ack>& all) {
+    return std::any_of(all.begin(), all.end(),
+                       [](const Ack& ack) { return ack.status.code() == Code::unavailable; });
+  };
+  Status status = try_entries(frame, *groups, acks);
+  if (status.ok() && waits(acks)) {
+    early_.push_back({frame.header,
+                      {frame.parts.begin(), frame.parts.end()},
+                      {frame.body.begin(), frame.body.end()},
+                      *groups,
+                      std::move(acks)});
+    return Outcome::done;
+  }
+  finish_entries(frame, *groups, acks, status);
+  // It may have been what others wait for, and these what still others do.
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (auto it = early_.begin(); it != early_.end();) {
+      const FrameView early{it->header, it->parts, it->body};
+      status = try_entries(early, it->groups, it->acks);
+      if (status.ok() && waits(it->acks)) {
+        ++it;
+        continue;
+      }
+      finish_entries(early, it->groups, it->acks, status);
+      it = early_.erase(it);
+      moved = true;
+    }
+  }
+  return Outcome::done;
+}
+
+Session::Outcome Session::image(const FrameView& frame, ReplySink& sink) {
+  if (frame.parts.size() != 1 || frame.parts[0].shard >= server_.store.shards())
+    return answer(frame, {Code::refused, "an image names one shard"}, sink);
+  const Part& part = frame.parts[0];
+  Shard& shard = server_.store.shard(part.shard);
+  if (Status status = shard.check_sender(part.term); !status.ok()) return answer(frame, status, sink);
+  if (part.mode == 1) return answer(frame, {}, sink);
+  if (part.table == 0) return answer(frame, shard.restore(frame.body), sink);
+  const size_t count = part.count;
+  const size_t heads = count * (sizeof(int64_t) + sizeof(RowMeta));
+  const size_t floats = part.values_words;
+  if (frame.body.size() < heads + 4 * floats)
+    return answer(frame, {Code::refused, "a page of an image is cut short"}, sink);
+  ImagePage page{.table = part.table};
+  page.keys.resize(count);
+  page.metas.resize(count);
+  page.rows.resize(floats);
+  const std::byte* at = frame.body.data();
+  std::memcpy(page.keys.data(), at, count * sizeof(int64_t));
+  std::memcpy(page.metas.data(), at + count * sizeof(int64_t), count * sizeof(RowMeta));
+  std::memcpy(page.rows.data(), at + heads, 4 * floats);
+  return answer(frame, shard.restore(page), sink);
+}
+
+}  // namespace shoal

@@ -1,0 +1,83 @@
+"""What a server does for chains beside serving: learns its places, renews its lease, fills other servers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+from shoal import _core
+from shoal.errors import Fenced, Refused, ShoalError
+from shoal.store.control import ControlClient
+from shoal.store.messages import Done, Filled, FillOrder, PlacementNews, WatchPlacement
+from shoal.store.placement_watch import core_placement
+
+__all__ = ["ChainDuty"]
+
+_log = logging.getLogger("shoal.server")
+# Well below a lease: asking renews it.
+_WAIT_S = 0.5
+_ASK_S = 5.0
+_PAUSE_S = 0.1
+_FILL_S = 600.0
+
+
+class ChainDuty:
+    """Threads of a server process, for its life. `over` is readable when the cluster has given it up."""
+
+    def __init__(self, server: _core.Server, control: ControlClient, index: int, identity: str) -> None:
+        self._server = server
+        self._control = control
+        self._index = index
+        self._identity = identity
+        self._filling: set[tuple[int, int]] = set()  # shards and terms
+        self.over, self._ended = os.pipe()
+        threading.Thread(target=self._run, name="shoal-chains", daemon=True).start()
+
+    def _run(self) -> None:
+        version = 0
+        pause = threading.Event()
+        while True:
+            request = WatchPlacement(
+                after=version, wait_s=_WAIT_S, server=self._index, identity=self._identity
+            )
+            try:
+                news = self._control.ask(request, PlacementNews, _ASK_S)
+            except Fenced as error:
+                _log.warning("this server ends: %s", error)
+                os.write(self._ended, b".")
+                return
+            except Refused as error:
+                _log.error("the coordinator does not know this server: %s", error)
+                pause.wait(_PAUSE_S)
+                continue
+            except ShoalError:  # away: the placement that is known holds until it is back
+                pause.wait(_PAUSE_S)
+                continue
+            if news.placement is not None:
+                version = news.placement.version
+                self._server.place(self._index, core_placement(news.placement))
+            for order in news.fills:
+                self._begin(order)
+
+    def _begin(self, order: FillOrder) -> None:
+        if (order.shard, order.term) in self._filling:
+            return
+        self._filling.add((order.shard, order.term))
+        name = f"shoal-fill-{order.shard}"
+        threading.Thread(target=self._fill, args=(order,), name=name, daemon=True).start()
+
+    def _fill(self, order: FillOrder) -> None:
+        error = ""
+        try:
+            self._server.fill(order.shard, order.target, timeout_s=_FILL_S)
+        except _core.CoreError as failure:
+            error = str(failure)
+            _log.warning("filling server %d with shard %d: %s", order.target, order.shard, error)
+        done = Filled(shard=order.shard, term=order.term, target=order.target, error=error)
+        try:
+            self._control.ask(done, Done, _ASK_S)
+        except ShoalError as failure:  # planned again by a coordinator that comes back
+            _log.warning("shard %d: %s", order.shard, failure)
+        if error:  # one that was done is not done twice: the order is repeated until the placement has changed
+            self._filling.discard((order.shard, order.term))

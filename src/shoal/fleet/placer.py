@@ -1,0 +1,147 @@
+"""Where every shard is, and how it comes to be elsewhere: pure decisions, without sockets or time.
+
+A shard lies on a chain of servers: pushes go to the first, each sends on what it has applied, and what the
+last has is acknowledged. There is one way to change a chain besides dropping a member: a server is *filled* by
+the last of the chain, while training goes on, and then becomes the last itself. With it dead servers are
+replaced, shards move to new servers, and servers are emptied before they leave.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from shoal.fleet.decisions import Placed
+
+__all__ = ["Fill", "Placer", "first_chains"]
+
+Chain = tuple[int, ...]
+# Fills at once: enough to keep a link busy while one is being ended.
+_FILLS_MAX = 2
+
+
+def first_chains(shards: int, servers: int, replicas: int) -> tuple[Chain, ...]:
+    """Contiguous parts, equal within one; the copies of a part are on the servers that follow.
+
+    >>> first_chains(4, 2, 0)
+    ((0,), (0,), (1,), (1,))
+    >>> first_chains(4, 2, 1)
+    ((0, 1), (0, 1), (1, 0), (1, 0))
+    """
+    heads = [shard * servers // shards for shard in range(shards)]
+    return tuple(tuple((head + copy) % servers for copy in range(replicas + 1)) for head in heads)
+
+
+@dataclass(frozen=True)
+class Fill:
+    """`source`, the last of the shard's chain, fills `target`, which then takes the place of `leaving`."""
+
+    shard: int
+    term: int
+    source: int
+    target: int
+    leaving: int | None = None
+
+
+class Placer:
+    """The placement and the fills under way. What changes it gives the next `Placed`, to be applied."""
+
+    def __init__(self, replicas: int) -> None:
+        self._length = replicas + 1
+        self.placed: Placed | None = None
+        self.fills: dict[int, Fill] = {}
+
+    def first(self, shards: int, servers: int) -> Placed:
+        """The placement that a cluster begins with."""
+        chains = first_chains(shards, servers, self._length - 1)
+        return Placed(version=1, terms=(1,) * shards, chains=chains)
+
+    def apply(self, placed: Placed) -> None:
+        """Take a placement over; fills of shards that it changes are void."""
+        self.placed = placed
+        self.fills = {s: fill for s, fill in self.fills.items() if fill.term == placed.terms[s]}
+
+    def gone(self, server: int) -> Placed | None:
+        """Without that server. A shard that only it had stays where it was, and is lost while it is."""
+        assert self.placed is not None
+        changed: dict[int, Chain] = {}
+        for shard, chain in enumerate(self.placed.chains):
+            fill = self.fills.get(shard)
+            rest = tuple(member for member in chain if member != server)
+            if rest and (rest != chain or (fill is not None and fill.target == server)):
+                changed[shard] = rest
+        return self._changed(changed)
+
+    def filled(self, shard: int, term: int, target: int) -> Placed | None:
+        """The fill is done; None if it was void."""
+        assert self.placed is not None
+        fill = self.fills.get(shard)
+        if fill is None or (fill.term, fill.target) != (term, target):
+            return None
+        chain = tuple(member for member in self.placed.chains[shard] if member != fill.leaving)
+        return self._changed({shard: (*chain, target)})
+
+    def plan(self, up: Collection[int], leaving: Collection[int] = ()) -> list[Fill]:
+        """Fills to begin now; `leaving` are up and must be emptied."""
+        assert self.placed is not None
+        begun = []
+        while len(self.fills) < _FILLS_MAX:
+            fill = self._next_fill(frozenset(up), frozenset(leaving))
+            if fill is None:
+                break
+            self.fills[fill.shard] = fill
+            begun.append(fill)
+        return begun
+
+    def degraded(self) -> int:
+        """Shards with fewer copies than were asked for."""
+        return sum(len(chain) < self._length for chain in self.placed.chains) if self.placed else 0
+
+    def members(self) -> set[int]:
+        """Servers that have a shard."""
+        return {member for chain in self.placed.chains for member in chain} if self.placed else set()
+
+    def _changed(self, chains: Mapping[int, Chain]) -> Placed | None:
+        assert self.placed is not None
+        if not chains:
+            return None
+        old = self.placed
+        return Placed(
+            version=old.version + 1,
+            terms=tuple(term + (shard in chains) for shard, term in enumerate(old.terms)),
+            chains=tuple(chains.get(shard, chain) for shard, chain in enumerate(old.chains)),
+        )
+
+    def _next_fill(self, up: frozenset[int], leaving: frozenset[int]) -> Fill | None:
+        """The most urgent: a shard with too few copies, then one that must leave, then one that evens out."""
+        assert self.placed is not None
+        load = Counter({server: 0 for server in up - leaving})
+        load.update(member for chain in self.placed.chains for member in chain if member in load)
+        load.update(fill.target for fill in self.fills.values())
+        load.subtract(fill.leaving for fill in self.fills.values() if fill.leaving in load)
+        if not load:
+            return None
+        idle = [s for s in range(len(self.placed.chains)) if s not in self.fills]
+        least = sorted(load, key=lambda server: (load[server], server))
+        shortest = min(idle, key=lambda s: len(self.placed.chains[s]), default=None)  # type: ignore[union-attr]
+        if shortest is not None and len(self.placed.chains[shortest]) < min(self._length, len(up)):
+            return self._fill(shortest, least, up)
+        for shard in idle:
+            for member in self.placed.chains[shard]:
+                if member in leaving:
+                    return self._fill(shard, least, up, member)
+        most = least[-1]
+        if load[most] - load[least[0]] > 1:
+            for shard in idle:
+                if most in self.placed.chains[shard] and least[0] not in self.placed.chains[shard]:
+                    return self._fill(shard, least[:1], up, most)
+        return None
+
+    def _fill(self, shard: int, targets: list[int], up: frozenset[int], leaving: int | None = None) -> Fill | None:
+        assert self.placed is not None
+        chain = self.placed.chains[shard]
+        fit = [server for server in targets if server not in chain]
+        if not fit or chain[-1] not in up:
+            return None
+        return Fill(shard, self.placed.terms[shard], chain[-1], fit[0], leaving)

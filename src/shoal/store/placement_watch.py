@@ -1,0 +1,68 @@
+"""A client learns where shards have gone: one thread that asks the coordinator and tells the core."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from shoal import _core
+from shoal.errors import Refused, ShoalError
+from shoal.store.control import Address, ControlClient
+from shoal.store.messages import PlacementInfo, PlacementNews, WatchPlacement
+
+__all__ = ["PlacementWatch", "core_placement"]
+
+_log = logging.getLogger("shoal.client")
+_WAIT_S = 60.0
+_GRACE_S = 10.0
+_PAUSE_S = 0.5
+
+
+def core_placement(placement: PlacementInfo) -> _core.Placement:
+    """The same as the core has it. Servers that are no more have no port."""
+    return _core.Placement(
+        version=placement.version,
+        weak=placement.weak,
+        servers=[
+            _core.ServerAddress(s.index, s.host, 0 if s.state == "evicted" else s.port, s.unix_path)
+            for s in placement.servers
+        ],
+        terms=list(placement.terms),
+        chains=[list(chain) for chain in placement.chains],
+    )
+
+
+class PlacementWatch:
+    """Until `close`. While the coordinator is away everybody goes on with the placement that they have."""
+
+    def __init__(self, address: Address, token: str, core: _core.Client, version: int) -> None:
+        self._control = ControlClient(address, token)
+        self._core = core
+        self._version = version
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shoal-placement", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; it may be in the middle of a question."""
+        self._closed.set()
+        self._control.close()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                request = WatchPlacement(after=self._version, wait_s=_WAIT_S)
+                news = self._control.ask(request, PlacementNews, _WAIT_S + _GRACE_S)
+            except Refused as error:
+                if not self._closed.is_set():
+                    _log.warning("no news of placements: %s", error)
+                return
+            except ShoalError:  # the coordinator is away, or this client was closed
+                self._closed.wait(_PAUSE_S)
+                continue
+            if news.placement is not None:
+                self._version = news.placement.version
+                try:
+                    self._core.set_placement(core_placement(news.placement))
+                except _core.CoreError:  # closed meanwhile
+                    return
