@@ -202,13 +202,14 @@ void Chain::on_reply(uint32_t server, const FrameView& frame) {
     const std::lock_guard lock(mutex_);
     const std::shared_ptr<Request> request = machine_->find(server, frame.header.request);
     if (request == nullptr) return;
-    // Where it refuses, this server or that one has not learnt the newest placement: what is kept is sent
-    // again with that one.
+    // Where it refuses a shard, this server has not learnt the newest placement: what is kept is sent again
+    // with that one.
     auto& sent = static_cast<Sent&>(*request->operation);
     if (static_cast<Code>(frame.header.code) == Code::ok) {
       for (const auto& [shard, entry] : sent.marks) hold(shard, entry, ready);
       if (sent.done) ready.push_back(std::move(sent.done));
     }
+    for (const Part& part : frame.parts) hold(part.shard, log_entry(part), ready);
     machine_->answered(server, frame.header.request, {});
     answered_.notify_all();
   }

@@ -126,8 +126,11 @@ Status Session::try_entries(const FrameView& frame, const Groups& groups, std::v
 void Session::finish_entries(const FrameView& frame, const Groups& groups, std::span<const Ack> acks,
                              const Status& status) {
   std::vector<Part> fresh;
+  std::vector<Part> had;  // what is here, whatever was refused of the rest
   for (size_t g = 0; g < groups.size(); ++g) {
-    if (!acks[g].status.ok() || acks[g].duplicate) continue;
+    if (!acks[g].status.ok()) continue;
+    had.push_back(frame.parts[groups[g].first]);
+    if (acks[g].duplicate) continue;
     fresh.insert(fresh.end(), frame.parts.begin() + static_cast<ptrdiff_t>(groups[g].first),
                  frame.parts.begin() + static_cast<ptrdiff_t>(groups[g].second));
   }
@@ -135,7 +138,7 @@ void Session::finish_entries(const FrameView& frame, const Groups& groups, std::
     server_.chain.send(frame.header, fresh,
                        std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
   }
-  answer_when_held(frame.header, {frame.parts.begin(), frame.parts.end()}, {}, status);
+  answer_when_held(frame.header, had, had, status);
 }
 
 Session::Outcome Session::replicate(const FrameView& frame, ReplySink& sink) {
