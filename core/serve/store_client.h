@@ -129,6 +129,9 @@ class StoreClient {
   // The caller will not wait at once: somebody else must see to it that the operation proceeds.
   virtual void leave(const OperationPtr& operation) = 0;
 
+  // See WorkCrew; embedded stores only.
+  virtual bool borrow_openmp(const std::string&) { return false; }
+
   virtual ClientCounters counters() = 0;
   virtual uint32_t shards() const = 0;
   virtual void close() = 0;  // fails what is open; idempotent
