@@ -44,10 +44,10 @@ def main() -> None:
     except KeyboardInterrupt:
         note("interrupted; what was measured so far:")
     environment["load_after"] = os.getloadavg()
-    print(render(book, lines))
-    print("  ".join(f"{word} {count}" for word, count in counts(book, lines).items() if word != "-"))
     if arguments.json:
         arguments.json.write_text(json.dumps(as_json(book, lines, environment), indent=1) + "\n")
+    print(render(book, lines))
+    print("  ".join(f"{word} {count}" for word, count in counts(book, lines).items() if word != "-"))
 
 
 def _parse() -> argparse.Namespace:

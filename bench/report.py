@@ -51,7 +51,8 @@ class Book:
 
     def spread(self, metric: str, contender: str) -> float:
         values = self.samples[metric][contender]
-        return (max(values) - min(values)) / statistics.median(values) if any(values) else 0.0
+        middle = statistics.median(values)
+        return (max(values) - min(values)) / middle if middle else 0.0
 
     def best(self, metric: str, names: Sequence[str], lower_is_better: bool) -> str | None:
         known = {name: value for name in names if (value := self.median(metric, name)) is not None}

@@ -336,6 +336,10 @@ void bind_store(nb::module_& m) {
         return std::make_shared<PyClient>(make_embedded_client(shards, threads));
       },
       nb::kw_only(), "shards"_a = 64, "threads"_a = 0);
+  client.def(
+      "borrow_openmp",
+      [](const PyClientPtr& self, const std::string& path) { return self->use().borrow_openmp(path); },
+      "path"_a);
   client.def("fork",
              [](const PyClientPtr& self) { return std::make_shared<PyClient>(take(self->use().fork())); });
   client.def_static("connect", &connect, nb::kw_only(), "client_id"_a, "incarnation"_a, "token"_a,

@@ -1,5 +1,6 @@
 #include "base/work_crew.h"
 
+#include <dlfcn.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -43,6 +44,10 @@ void WorkCrew::run(size_t items, const std::function<void(size_t)>& item, bool a
     return;
   }
   Batch batch{.item = &item, .items = items};
+  if (work_borrowed(batch)) {
+    if (batch.failed != nullptr) std::rethrow_exception(batch.failed);
+    return;
+  }
   std::unique_lock lock(mutex_);
   const auto place = batches_.insert(batches_.end(), &batch);
   lock.unlock();
@@ -52,6 +57,33 @@ void WorkCrew::run(size_t items, const std::function<void(size_t)>& item, bool a
   batches_.erase(place);  // nobody joins any more; wait for those who did
   left_.wait(lock, [&] { return batch.helping == 0; });
   if (batch.failed != nullptr) std::rethrow_exception(batch.failed);
+}
+
+bool WorkCrew::borrow_openmp([[maybe_unused]] const std::string& path) {
+#ifdef __SANITIZE_THREAD__
+  return false;  // the sanitizer does not see how that runtime synchronises
+#else
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return false;
+  const auto enter = reinterpret_cast<EnterParallel>(dlsym(library, "GOMP_parallel"));
+  openmp_threads_ = reinterpret_cast<int (*)()>(dlsym(library, "omp_get_max_threads"));
+  if (enter == nullptr || openmp_threads_ == nullptr) return false;
+  borrower_ = std::this_thread::get_id();
+  enter_parallel_ = enter;
+  return true;
+#endif
+}
+
+bool WorkCrew::work_borrowed(Batch& batch) {
+  const EnterParallel enter = enter_parallel_;
+  if (enter == nullptr || std::this_thread::get_id() != borrower_ || openmp_threads_() < 2) return false;
+  std::pair<WorkCrew*, Batch*> both{this, &batch};
+  const auto body = [](void* data) {
+    const auto& [crew, mine] = *static_cast<std::pair<WorkCrew*, Batch*>*>(data);
+    crew->work(*mine);
+  };
+  enter(body, &both, 0, 0);
+  return true;
 }
 
 void WorkCrew::help() {

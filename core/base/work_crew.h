@@ -9,6 +9,7 @@
 #include <functional>
 #include <list>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -22,11 +23,16 @@ class WorkCrew {
   WorkCrew& operator=(const WorkCrew&) = delete;
 
   // Calls item(i) for every i in [0, items), on this thread and (unless `alone`: a little work is over before
-  // a helper is awake) any that are free; returns when all are
-  // done, or throws what the first item to fail threw. Thread-safe; items must not call `run`.
+  // a helper is awake) any that are free; returns when all are done, or throws what the first item to fail
+  // threw. Thread-safe; items must not call `run`.
   void run(size_t items, const std::function<void(size_t)>& item, bool alone = false);
 
   size_t helpers() const { return threads_.size(); }
+
+  // Calls by this thread are from now on shared out by the OpenMP runtime at `path`, which the process must
+  // have loaded: its threads wait for work by spinning, and would take the cores from helpers of our own.
+  // False: it is not there, or has nobody to share with.
+  bool borrow_openmp(const std::string& path);
 
  private:
   struct Batch {
@@ -39,6 +45,7 @@ class WorkCrew {
 
   void help();
   void work(Batch& batch);
+  bool work_borrowed(Batch& batch);
 
   std::mutex mutex_;
   std::condition_variable wanted_;
@@ -46,6 +53,12 @@ class WorkCrew {
   std::list<Batch*> batches_;  // guarded by mutex_
   bool stopping_ = false;      // guarded by mutex_
   std::vector<std::thread> threads_;
+
+  // How compiled OpenMP code enters a parallel region: body, its argument, threads (0: as set), flags.
+  using EnterParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+  std::atomic<EnterParallel> enter_parallel_{nullptr};
+  int (*openmp_threads_)() = nullptr;  // of the thread that asks; set before enter_parallel_, as is:
+  std::thread::id borrower_;
 };
 
 // Cores that this process may run on.

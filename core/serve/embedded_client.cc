@@ -73,6 +73,7 @@ class EmbeddedClient : public StoreClient {
     return closed_ ? closed_status() : Status{Code::timeout, operation->what + " was not answered in time"};
   }
   void leave(const OperationPtr&) override {}
+  bool borrow_openmp(const std::string& path) override { return crew_.borrow_openmp(path); }
   ClientCounters counters() override { return {.lanes = {"memory"}, .pulls = pulls_, .pushes = pushes_}; }
   uint32_t shards() const override { return store_.shards(); }
   void close() override {

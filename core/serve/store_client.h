@@ -132,6 +132,8 @@ class StoreClient {
 
   // Shards have moved, or servers have come or gone. An older placement than is known changes nothing.
   virtual void set_placement(Placement) {}
+  // See WorkCrew; embedded stores only.
+  virtual bool borrow_openmp(const std::string&) { return false; }
 
   virtual ClientCounters counters() = 0;
   virtual uint32_t shards() const = 0;

@@ -1,7 +1,4 @@
-// A reply waits for all that it speaks for, and nothing that was sent is forgotten before it is answered.
 #include "serve/chain.h"
-
-#include <vector>
 
 #include "check.h"
 
@@ -9,18 +6,36 @@ using namespace shoal;
 
 namespace {
 
+Part entry_of(uint16_t shard, uint64_t entry) {
+  Part part;
+  part.shard = shard;
+  set_log_entry(part, entry);
+  return part;
+}
+
+// A chain, and the servers behind it as the test plays them.
 struct World {
   int woken = 0;
-  Chain chain{3, 1, 2, [this] { ++woken; }};
+  Chain chain{[this] { ++woken; }, false};
 
-  void send(uint32_t next, std::vector<Chain::Mark> marks) {
-    chain.send(next, Header{}, {}, std::vector<std::byte>(8), std::move(marks));
+  World() { chain.introduce(3, 1, 4); }
+
+  void place(uint16_t shard, uint32_t term, uint32_t next) {
+    chain.place(shard, {.term = term, .head = true, .reads = false, .next = next});
   }
-  bool answer(uint32_t server, uint64_t request, Code code = Code::ok) {
+  void send(const std::vector<Part>& parts) {
+    chain.send(Header{}, parts, std::make_shared<const std::vector<std::byte>>(8));
+  }
+  std::shared_ptr<int> when_held(const std::vector<Part>& parts) {
+    auto times = std::make_shared<int>(0);
+    chain.when_held(parts, [times] { ++*times; });
+    return times;
+  }
+  void answer(uint32_t server, const Request& request, Code code = Code::ok, std::vector<Part> had = {}) {
     Header header;
-    header.request = request;
+    header.request = request.header.request;
     header.code = static_cast<uint16_t>(code);
-    return chain.on_reply(server, {header, {}, {}});
+    chain.on_reply(server, {header, had, {}});
   }
 };
 
@@ -28,46 +43,113 @@ struct World {
 
 TEST(a_reply_waits_until_every_shard_is_held) {
   World world;
-  int done = 0;
-  world.send(0, {{5, 1}});
-  world.send(1, {{6, 1}});
-  world.chain.when_held(std::vector<Chain::Mark>{{5, 1}, {6, 1}}, [&] { ++done; });
-  CHECK_EQ(world.woken, 2);
+  world.place(5, 1, 0);
+  world.place(6, 1, 1);
+  world.send({entry_of(5, 1), entry_of(6, 1)});
+  const auto done = world.when_held({entry_of(5, 1), entry_of(6, 1)});
   const auto first = world.chain.next_to_send(0);
   const auto second = world.chain.next_to_send(1);
-  CHECK_EQ(first->header.client, kServerClients + 3);
-  CHECK(world.answer(0, first->header.request));
-  CHECK_EQ(done, 0);
-  CHECK(world.answer(1, second->header.request));
-  CHECK_EQ(done, 1);
-  CHECK(world.answer(1, second->header.request));  // again: nothing
-  CHECK_EQ(done, 1);
-  world.chain.when_held(std::vector<Chain::Mark>{{5, 1}}, [&] { ++done; });
-  CHECK_EQ(done, 2);  // at once
+  REQUIRE(first != nullptr && second != nullptr);
+  CHECK(first->parts.size() == 1 && first->parts[0].shard == 5);
+  world.answer(0, *first);
+  CHECK(*done == 0);
+  world.answer(1, *second);
+  CHECK(*done == 1);
+  CHECK(*world.when_held({entry_of(5, 1)}) == 1);  // held already
+  world.answer(1, *second);                        // again
+  CHECK(*done == 1);
 }
 
 TEST(a_later_entry_holds_the_earlier_ones) {
   World world;
-  int done = 0;
-  world.send(0, {{5, 1}});
-  world.send(0, {{5, 2}});
-  for (const uint64_t entry : {1, 2, 3}) {
-    world.chain.when_held(std::vector<Chain::Mark>{{5, entry}}, [&] { ++done; });
-  }
-  world.chain.next_to_send(0);
-  CHECK(world.answer(0, world.chain.next_to_send(0)->header.request));
-  CHECK_EQ(done, 2);
-  world.chain.alone(5, 9);  // the server behind is gone, and nobody else is waited for
-  CHECK_EQ(done, 3);
+  world.place(5, 1, 0);
+  world.send({entry_of(5, 1)});
+  world.send({entry_of(5, 2)});
+  const auto done = world.when_held({entry_of(5, 1)});
+  const auto first = world.chain.next_to_send(0);
+  const auto second = world.chain.next_to_send(0);
+  world.answer(0, *second);
+  CHECK(*done == 1);
 }
 
-TEST(what_a_lost_connection_owes_is_sent_again) {
+TEST(what_is_not_answered_is_sent_again_after_a_lost_connection) {
   World world;
-  world.send(0, {{5, 1}});
-  const auto sent = world.chain.next_to_send(0);
+  world.place(5, 1, 0);
+  world.send({entry_of(5, 1)});
+  REQUIRE(world.chain.next_to_send(0) != nullptr);
   CHECK(world.chain.next_to_send(0) == nullptr);
   world.chain.lost(0);
-  CHECK(world.chain.next_to_send(0) == sent);
-  CHECK(!world.answer(0, sent->header.request, Code::moved));
   CHECK(world.chain.has_open(0));
+  CHECK(world.chain.next_to_send(0) != nullptr);
+}
+
+TEST(a_new_placement_sends_what_is_kept_to_the_new_next_under_its_term) {
+  World world;
+  world.place(5, 1, 0);
+  world.send({entry_of(5, 1)});
+  world.send({entry_of(5, 2)});
+  const auto done = world.when_held({entry_of(5, 2)});
+  world.answer(0, *world.chain.next_to_send(0));  // the first; then server 0 dies
+  world.place(5, 2, 1);
+  const auto again = world.chain.next_to_send(1);
+  REQUIRE(again != nullptr);
+  CHECK(log_entry(again->parts[0]) == 2 && again->parts[0].term == 2);
+  CHECK(world.chain.next_to_send(1) == nullptr);
+  world.place(5, 1, 0);  // an older one comes late
+  CHECK(*done == 0);
+  world.answer(1, *again);
+  CHECK(*done == 1);
+}
+
+TEST(without_a_server_behind_nothing_is_waited_for) {
+  World world;
+  world.place(5, 1, 0);
+  world.send({entry_of(5, 1)});
+  const auto done = world.when_held({entry_of(5, 1)});
+  world.place(5, 2, kNobody);
+  CHECK(*done == 1);
+  world.send({entry_of(5, 2)});
+  CHECK(*world.when_held({entry_of(5, 2)}) == 1);
+}
+
+TEST(of_a_frame_that_was_refused_in_part_the_rest_is_held) {
+  World world;
+  world.place(5, 1, 0);
+  world.place(6, 1, 0);
+  world.send({entry_of(5, 1), entry_of(6, 1)});
+  const auto five = world.when_held({entry_of(5, 1)});
+  const auto six = world.when_held({entry_of(6, 1)});
+  world.answer(0, *world.chain.next_to_send(0), Code::moved, {entry_of(5, 1)});
+  CHECK(*five == 1 && *six == 0);
+  world.place(6, 2, 0);  // what was refused goes with the placement that the other had learnt
+  const auto again = world.chain.next_to_send(0);
+  REQUIRE(again != nullptr && again->parts.size() == 1);
+  CHECK(again->parts[0].shard == 6 && again->parts[0].term == 2);
+  world.answer(0, *again);
+  CHECK(*six == 1);
+}
+
+TEST(entries_behind_an_image_wait_for_its_end_and_are_then_waited_for) {
+  World world;
+  world.place(5, 2, kNobody);
+  world.chain.begin_fill(5, 1, 2);
+  world.send({entry_of(5, 7)});  // in the image
+  world.send({entry_of(5, 8)});  // behind it
+  CHECK(*world.when_held({entry_of(5, 8)}) == 1);
+  CHECK(world.chain.next_to_send(1) == nullptr);
+  int filled = 0;
+  world.chain.image_sent(5, 7, [&filled] { ++filled; });
+  const auto after = world.chain.next_to_send(1);
+  const auto end = world.chain.next_to_send(1);
+  REQUIRE(after != nullptr && end != nullptr);
+  CHECK(log_entry(after->parts[0]) == 8 && end->parts[0].mode == 1);
+  world.send({entry_of(5, 9)});
+  const auto done = world.when_held({entry_of(5, 9)});
+  CHECK(*done == 0 && filled == 0);
+  world.answer(1, *after);
+  world.answer(1, *end);
+  CHECK(filled == 1 && *done == 0);
+  CHECK(*world.when_held({entry_of(5, 7)}) == 1);  // the image has it
+  world.answer(1, *world.chain.next_to_send(1));
+  CHECK(*done == 1);
 }

@@ -49,11 +49,10 @@ struct Fleet {
                                        size_t shm_bytes_max = size_t{64} << 20) const {
     RemoteOptions options;
     options.identity = {id, 1, bytes_of(kToken), kShards};
-    options.servers = addresses;
+    options.placement.servers = addresses;
     options.lane = lane;
     for (uint32_t shard = 0; shard < kShards; ++shard) {
-      options.placement.push_back(shard % static_cast<uint32_t>(addresses.size()));
-      options.terms.push_back(1);
+      options.placement.shards.push_back({1, {shard % static_cast<uint32_t>(addresses.size())}});
     }
     options.shm_bytes_max = shm_bytes_max;
     auto client = connect_remote(std::move(options), soon());

@@ -21,6 +21,7 @@ from shoal.nn.gradient import Owner, RowGradient
 from shoal.nn.lookup import Pulled, lookup
 from shoal.nn.offer import Offer
 from shoal.nn.state import load_rows, save_rows
+from shoal.nn.torch_threads import share_threads
 from shoal.optim import Optimizer
 from shoal.store.arrays import as_keys
 from shoal.store.catalogue import DIM_MAX, describe
@@ -107,6 +108,7 @@ class TableModule(torch.nn.Module):
         )
         self._client = client
         self._offer = None
+        share_threads(client)
 
     @property
     def bound(self) -> bool:
