@@ -95,8 +95,9 @@ TEST(a_shard_made_from_an_image_goes_on_as_the_first) {
   CHECK(world.push(kTable, {1, 2}, ++world.seq, true).status.ok());  // staged
   World other;
   const std::vector<std::byte> head = world.shard.begin_image();
-  const Rows rows = read(world.shard, [&](const ImagePage& page) { CHECK(other.shard.restore(page).ok()); });
+  other.push(kTable, {2500}, 1);  // what was there before goes
   CHECK(other.shard.restore(head).ok());
+  const Rows rows = read(world.shard, [&](const ImagePage& page) { CHECK(other.shard.restore(page).ok()); });
   CHECK(other.push(kTable, {1}, last).duplicate);
   const Commit commit{.seq = 1, .entries = {{.client = 1, .incarnation = 1, .weight = 1.0f}}};
   for (World* each : {&world, &other}) {

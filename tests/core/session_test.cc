@@ -291,9 +291,9 @@ TEST(a_long_pull_waits_for_its_reader_and_comes_whole) {
     CHECK(talk.greet(kToken));
     CHECK(declare(talk, make_table(1, 1033)) == Code::ok);
     std::vector<Part> parts{part_of(1, 5001, 0), part_of(1, 3, 1), part_of(1, 4999, 2)};
-    for (Part& part : parts) {
-      part.codec = static_cast<uint8_t>(codec);
-    }
+    for (Part& part : parts) part.codec = static_cast<uint8_t>(codec);
+    parts[1].samples = 5001;
+    parts[2].samples = 5004;
     talk.sink.room_replies = 1;
     talk.ask(Kind::pull, parts, keys_and_rows(5001, 0));
     uint32_t rows = 0;

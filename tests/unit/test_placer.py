@@ -1,0 +1,128 @@
+"""Where shards are and how they come to be elsewhere, without servers: what must hold after any events."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from shoal.fleet.decisions import Placed
+from shoal.fleet.placer import Placer, first_chains
+
+SHARDS = 16
+
+
+@pytest.mark.parametrize(("shards", "servers"), [(64, 1), (64, 2), (64, 3), (64, 64), (7, 5), (1, 1)])
+def test_the_first_placement_is_balanced(shards: int, servers: int) -> None:
+    for replicas in range(min(servers, 3)):
+        chains = first_chains(shards, servers, replicas)
+        for members in (
+            [chain[0] for chain in chains],
+            [chain[-1] for chain in chains],
+            [member for chain in chains for member in chain],
+        ):
+            counts = [members.count(server) for server in range(servers)]
+            assert max(counts) - min(counts) <= replicas + 1
+        assert all(len(set(chain)) == replicas + 1 for chain in chains)
+
+
+def placer(servers: int, replicas: int) -> Placer:
+    made = Placer(replicas)
+    made.apply(made.first(SHARDS, servers))
+    return made
+
+
+def carry_out(one: Placer, up: set[int], leaving: frozenset[int] = frozenset()) -> int:
+    """Do what is planned until nothing is; gives the number of fills."""
+    count = 0
+    while one.plan(up, leaving) or one.fills:
+        fill = next(iter(one.fills.values()))
+        placed = one.filled(fill.shard, fill.term, fill.target)
+        assert placed is not None
+        one.apply(placed)
+        count += 1
+        assert count < 1000, "it never ends"
+    return count
+
+
+def chains(one: Placer) -> tuple[tuple[int, ...], ...]:
+    assert one.placed is not None
+    return one.placed.chains
+
+
+def test_a_dead_server_leaves_its_chains_and_is_replaced() -> None:
+    one = placer(3, 1)
+    placed = one.gone(1)
+    assert placed is not None
+    one.apply(placed)
+    assert all(chain and 1 not in chain for chain in chains(one))
+    assert one.degraded() > 0
+    carry_out(one, {0, 2})
+    assert all(sorted(chain) == [0, 2] for chain in chains(one))
+    assert one.degraded() == 0
+
+
+def test_the_last_copy_stays_where_it_is() -> None:
+    one = placer(2, 0)
+    assert one.gone(1) is None
+    assert {member for chain in chains(one) for member in chain} == {0, 1}
+
+
+def test_a_new_server_gets_its_part_and_one_that_leaves_is_emptied() -> None:
+    one = placer(2, 0)
+    assert carry_out(one, {0, 1}) == 0
+    carry_out(one, {0, 1, 2, 3})
+    assert set(Counter(chain[0] for chain in chains(one)).values()) == {4}
+    carry_out(one, {0, 1, 2, 3}, frozenset({0}))
+    assert one.members() == {1, 2, 3}
+
+
+def test_a_fill_is_void_when_its_target_or_source_dies() -> None:
+    one = placer(3, 1)
+    placed = one.gone(2)
+    assert placed is not None
+    one.apply(placed)
+    fill = one.plan({0, 1})[0]
+    placed = one.gone(fill.target)
+    assert placed is not None
+    assert placed.terms[fill.shard] > fill.term
+    one.apply(placed)
+    assert one.filled(fill.shard, fill.term, fill.target) is None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_terms_grow_with_every_change_and_no_copy_is_trusted_that_was_not_filled(seed: int) -> None:
+    random_ = random.Random(seed)
+    replicas = random_.randrange(3)
+    up = set(range(random_.randint(replicas + 1, 5)))
+    one = placer(len(up), replicas)
+    whole = {shard: set(chain) for shard, chain in enumerate(chains(one))}  # who has a shard's data
+    for _ in range(60):
+        before = one.placed
+        assert before is not None
+        placed: Placed | None = None
+        event = random_.randrange(4)
+        if event == 0 and len(up) > 1:
+            dead = random_.choice(sorted(up))
+            if not any(chain == (dead,) for chain in before.chains):
+                up.discard(dead)
+                placed = one.gone(dead)
+        elif event == 1 and len(up) < 7:
+            up.add(max(up) + 1 + random_.randrange(2))
+        elif event == 2 and one.fills:
+            fill = random_.choice(list(one.fills.values()))
+            assert fill.source == before.chains[fill.shard][-1] and fill.target in up
+            whole[fill.shard].add(fill.target)
+            placed = one.filled(fill.shard, fill.term, fill.target)
+            assert placed is not None
+        if placed is not None:
+            assert placed.version == before.version + 1
+            for shard in range(SHARDS):
+                changed = placed.chains[shard] != before.chains[shard]
+                assert placed.terms[shard] >= before.terms[shard] + changed
+            one.apply(placed)
+        one.plan(up)
+        for shard, chain in enumerate(chains(one)):
+            assert len(set(chain)) == len(chain) > 0
+            assert set(chain) <= whole[shard]
+    carry_out(one, up)
+    assert one.degraded() == 0 or len(up) <= replicas
