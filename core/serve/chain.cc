@@ -59,7 +59,7 @@ void Chain::send_unheld(uint16_t shard) {
 }
 
 void Chain::place(uint16_t shard, const ChainPlace& place) {
-  std::vector<Done> ready;
+  std::vector<std::shared_ptr<Waiter>> ready;
   {
     const std::lock_guard lock(mutex_);
     PerShard& here = shards_[shard];
@@ -70,14 +70,16 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
     here.awaited = place.next != kNobody && !weak_;
     if (place.next == kNobody) here.unheld.clear();
     if (!here.awaited) {
-      for (auto& [entry, waiter] : here.waiting)
-        if (--waiter->marks == 0) ready.push_back(std::move(waiter->done));
+      for (auto& [entry, waiter] : here.waiting) {
+        waiter->held = waiter->held && place.member;
+        if (--waiter->marks == 0) ready.push_back(std::move(waiter));
+      }
       here.waiting.clear();
     }
     if (!same) send_unheld(shard);
     if (place.next != kNobody) in_use_ = true;
   }
-  for (const Done& done : ready) done();
+  for (const auto& waiter : ready) waiter->done(waiter->held);
   wake_();
 }
 
@@ -102,30 +104,31 @@ void Chain::send(const Header& header, std::span<const Part> parts, Bytes body) 
 }
 
 void Chain::when_held(std::span<const Part> parts, Done done) {
-  auto waiter = std::make_shared<Waiter>(Waiter{.marks = 0, .done = std::move(done)});
+  auto waiter = std::make_shared<Waiter>(Waiter{.marks = 0, .held = true, .done = std::move(done)});
   {
     const std::lock_guard lock(mutex_);
     each_entry(parts, [&](std::span<const Part> entry) {
       PerShard& here = shards_[entry[0].shard];
       const uint64_t number = log_entry(entry[0]);
+      waiter->held = waiter->held && (here.held >= number || here.place.member);
       if (here.held >= number || !here.awaited) return;
       here.waiting.emplace(number, waiter);
       ++waiter->marks;
     });
     if (waiter->marks > 0) return;
   }
-  waiter->done();
+  waiter->done(waiter->held);
 }
 
 // Under mutex_.
-void Chain::hold(uint16_t shard, uint64_t entry, std::vector<Done>& ready) {
+void Chain::hold(uint16_t shard, uint64_t entry, std::vector<std::shared_ptr<Waiter>>& ready) {
   PerShard& here = shards_[shard];
   if (entry <= here.held) return;
   here.held = entry;
   here.unheld.erase(here.unheld.begin(), here.unheld.upper_bound(entry));
   const auto end = here.waiting.upper_bound(entry);
   for (auto it = here.waiting.begin(); it != end; it = here.waiting.erase(it))
-    if (--it->second->marks == 0) ready.push_back(std::move(it->second->done));
+    if (--it->second->marks == 0) ready.push_back(std::move(it->second));
 }
 
 void Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term) {
@@ -197,7 +200,8 @@ void Chain::lost(uint32_t server) {
 }
 
 void Chain::on_reply(uint32_t server, const FrameView& frame) {
-  std::vector<Done> ready;
+  std::vector<std::shared_ptr<Waiter>> ready;
+  Done filled;
   {
     const std::lock_guard lock(mutex_);
     const std::shared_ptr<Request> request = machine_->find(server, frame.header.request);
@@ -207,13 +211,14 @@ void Chain::on_reply(uint32_t server, const FrameView& frame) {
     auto& sent = static_cast<Sent&>(*request->operation);
     if (static_cast<Code>(frame.header.code) == Code::ok) {
       for (const auto& [shard, entry] : sent.marks) hold(shard, entry, ready);
-      if (sent.done) ready.push_back(std::move(sent.done));
+      filled = std::move(sent.done);
     }
     for (const Part& part : frame.parts) hold(part.shard, log_entry(part), ready);
     machine_->answered(server, frame.header.request, {});
     answered_.notify_all();
   }
-  for (const Done& done : ready) done();
+  for (const auto& waiter : ready) waiter->done(waiter->held);
+  if (filled) filled(true);
 }
 
 }  // namespace shoal

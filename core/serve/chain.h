@@ -32,7 +32,8 @@ inline constexpr uint16_t kSyncLog = 0xffff;
 
 class Chain {
  public:
-  using Done = std::function<void()>;
+  // False: this server left the chain before those behind had it. What was asked for is elsewhere now.
+  using Done = std::function<void(bool held)>;
   using Bytes = std::shared_ptr<const std::vector<std::byte>>;
 
   // `weak`: replies do not wait for the servers behind.
@@ -41,8 +42,8 @@ class Chain {
   // Who this server is among `servers`: frames are sent in its name.
   void introduce(uint32_t server, uint32_t incarnation, size_t servers);
 
-  // A shard's new place. What its next server does not have is sent, under the new term; without a next one
-  // nothing is waited for.
+  // A shard's new place. What its next server does not have is sent, under the new term; the last of a chain
+  // waits for nobody.
   void place(uint16_t shard, const ChainPlace& place);
   // Sends entries, one or more neighbouring parts each, to the next servers of their shards.
   void send(const Header& header, std::span<const Part> parts, Bytes body);
@@ -78,6 +79,7 @@ class Chain {
   };
   struct Waiter {
     size_t marks;
+    bool held;
     Done done;
   };
   struct PerShard {
@@ -91,7 +93,7 @@ class Chain {
   void post(uint32_t target, const Header& header, std::vector<Part> parts, const Bytes& body,
             Done done = {});
   void send_unheld(uint16_t shard);
-  void hold(uint16_t shard, uint64_t entry, std::vector<Done>& ready);
+  void hold(uint16_t shard, uint64_t entry, std::vector<std::shared_ptr<Waiter>>& ready);
 
   const std::function<void()> wake_;
   const bool weak_;

@@ -96,7 +96,7 @@ class EmbeddedClient : public StoreClient {
           operation->finish(reply.status);
           shared->answered.notify_all();
         });
-    handled.deliver();
+    handled.deliver(true);
     return {};
   }
   Status commit(const Commit& commit, Deadline) override { return store_.commit(commit, crew_); }

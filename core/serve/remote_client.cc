@@ -56,6 +56,7 @@ Status RemoteClient::connect(Deadline deadline) {
     if (!link.ok()) return link.status();
     peers_[i]->shm = (*link)->lane() == Lane::shm;
     peers_[i]->link = std::move(*link);
+    peers_[i]->dialled = true;
   }
   keeper_ = std::thread([this] { keep(); });
   return {};
@@ -364,7 +365,7 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
   const auto now = Clock::now();
   if (now < peer.next_attempt || now >= deadline) return;
   // By the same lane as before: open requests may lie in shared memory, which no other lane can reach.
-  const Lane lane = options_.lane.value_or(peer.shm ? Lane::shm : Lane::tcp);
+  const auto lane = peer.dialled ? options_.lane.value_or(peer.shm ? Lane::shm : Lane::tcp) : options_.lane;
   Result<std::unique_ptr<Link>> link = Link::dial(peer.address, lane, options_.identity,
                                                   std::min(deadline, Clock::now() + kDialTime));
   if (!link.ok()) {
@@ -385,6 +386,7 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
   peer.down_because = {};
   peer.shm = (*link)->lane() == Lane::shm;
   peer.link = std::move(*link);
+  peer.dialled = true;
 }
 
 Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline deadline) {

@@ -51,6 +51,7 @@ class RemoteClient : public StoreClient {
     std::mutex send_mutex;
     // Replaced by the pump only, under send_mutex; the pump itself reads it without.
     std::unique_ptr<Link> link;
+    bool dialled = false;  // has ever been connected; touched by the pump only
     Clock::time_point down_since{};
     Clock::time_point next_attempt{};
     std::chrono::milliseconds backoff{0};

@@ -41,7 +41,10 @@ void Session::answer_when_held(const Header& request, std::vector<Part> marks, s
                                const Status& status) {
   const auto text = std::as_bytes(std::span(status.message()));
   Mailbox::Mail mail{number_, reply_header(request, status), std::move(parts), {text.begin(), text.end()}};
-  server_.chain.when_held(marks, [box = mail_, mail = std::move(mail)] { box->post(mail); });
+  server_.chain.when_held(marks, [box = mail_, mail = std::move(mail)](bool held) mutable {
+    if (!held) mail.header.code = static_cast<uint16_t>(Code::moved);
+    box->post(std::move(mail));
+  });
 }
 
 // The frame as the servers behind get it: with all of its arrays in the body, whatever memory they lie in here.

@@ -400,7 +400,7 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
   };
   SyncDesk::Handled handled = server_.sync.ask(*request, deliver);
   if (!server_.chain.in_use()) {
-    handled.deliver();
+    handled.deliver(true);
     return Outcome::done;
   }
   Header header;
@@ -413,7 +413,7 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
   set_log_entry(mark, handled.entry);
   server_.chain.send(header, {&mark, 1},
                      std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
-  server_.chain.when_held({&mark, 1}, [handled = std::move(handled)] { handled.deliver(); });
+  server_.chain.when_held({&mark, 1}, [handled = std::move(handled)](bool held) { handled.deliver(held); });
   return Outcome::done;
 }
 

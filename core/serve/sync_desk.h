@@ -26,8 +26,10 @@ class SyncDesk {
     double now = 0.0;
     std::vector<std::pair<Deliver, SyncReply>> ready = {};
 
-    void deliver() const {
-      for (const auto& [call, reply] : ready) call(reply);
+    // Not `held`: another server answers in this one's place.
+    void deliver(bool held) const {
+      for (const auto& [call, reply] : ready)
+        call(held ? reply : SyncReply{.status = {Code::moved, "the sync shard is elsewhere"}});
     }
   };
 

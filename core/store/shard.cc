@@ -82,7 +82,7 @@ Status Shard::readable(uint32_t term) const {
 
 void Shard::unplace() {
   const std::lock_guard lock(mutex_);
-  place_ = {.term = 0, .head = false, .reads = false, .next = kNobody};
+  place_ = {.term = 0, .head = false, .reads = false, .next = kNobody, .member = false};
 }
 
 uint32_t Shard::term() {

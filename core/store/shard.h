@@ -43,6 +43,7 @@ struct ChainPlace {
   bool head = true;   // takes pushes of clients
   bool reads = true;  // answers their pulls
   uint32_t next = kNobody;
+  bool member = true;  // of the chain at all
 };
 
 struct Ack {

@@ -28,7 +28,7 @@ struct World {
   }
   std::shared_ptr<int> when_held(const std::vector<Part>& parts) {
     auto times = std::make_shared<int>(0);
-    chain.when_held(parts, [times] { ++*times; });
+    chain.when_held(parts, [times](bool held) { *times += held ? 1 : 100; });
     return times;
   }
   void answer(uint32_t server, const Request& request, Code code = Code::ok, std::vector<Part> had = {}) {
@@ -112,6 +112,16 @@ TEST(without_a_server_behind_nothing_is_waited_for) {
   CHECK(*world.when_held({entry_of(5, 2)}) == 1);
 }
 
+TEST(who_leaves_a_chain_answers_for_nothing_that_was_not_held) {
+  World world;
+  world.place(5, 1, 0);
+  world.send({entry_of(5, 1)});
+  const auto done = world.when_held({entry_of(5, 1)});
+  world.chain.place(5, {.term = 2, .head = false, .reads = false, .next = kNobody, .member = false});
+  CHECK(*done == 100);
+  CHECK(*world.when_held({entry_of(5, 2)}) == 100);
+}
+
 TEST(of_a_frame_that_was_refused_in_part_the_rest_is_held) {
   World world;
   world.place(5, 1, 0);
@@ -138,7 +148,7 @@ TEST(entries_behind_an_image_wait_for_its_end_and_are_then_waited_for) {
   CHECK(*world.when_held({entry_of(5, 8)}) == 1);
   CHECK(world.chain.next_to_send(1) == nullptr);
   int filled = 0;
-  world.chain.image_sent(5, 7, [&filled] { ++filled; });
+  world.chain.image_sent(5, 7, [&filled](bool) { ++filled; });
   const auto after = world.chain.next_to_send(1);
   const auto end = world.chain.next_to_send(1);
   REQUIRE(after != nullptr && end != nullptr);

@@ -51,9 +51,13 @@ class CounterTable:
             client_id=grant.client_id,
             incarnation=grant.incarnation,
             token=cluster.token.encode(),
-            servers=[(through or direct)(server) for server in grant.servers],
-            placement=list(grant.placement),
-            terms=list(grant.terms),
+            placement=_core.Placement(
+                version=grant.placement.version,
+                weak=False,
+                servers=[(through or direct)(server) for server in grant.placement.servers],
+                terms=grant.placement.terms,
+                chains=grant.placement.chains,
+            ),
             lane=lane,
             timeout_s=DEADLINE_S,
             shm_bytes_max=SHM_BYTES_MAX,
@@ -104,7 +108,7 @@ def through(proxies: list[CuttingProxy]) -> Callable[[ServerInfo], _core.ServerA
 
 def proxies_before(cluster: shoal.LocalCluster, lane: str, seed: int) -> list[CuttingProxy]:
     proxies = []
-    for server in join(cluster, "proxy").servers:
+    for server in join(cluster, "proxy").placement.servers:
         target = (server.host, server.port) if lane == "tcp" else server.unix_path
         path = None if lane == "tcp" else str(cluster.directory / f"{lane}-{seed}-{server.index}")
         proxies.append(CuttingProxy(target, seed=seed * 2 + server.index, cuts=CUTS, path=path))

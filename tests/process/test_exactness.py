@@ -76,7 +76,7 @@ def test_a_reply_that_is_swallowed_is_asked_for_again(cluster: shoal.LocalCluste
 
 def test_a_push_in_shared_memory_is_retried_by_the_same_lane(cluster: shoal.LocalCluster) -> None:
     """Lane "auto" must not send again by tcp what lies in memory that only the shm lane can reach."""
-    server = join(cluster, "proxy").servers[0]
+    server = join(cluster, "proxy").placement.servers[0]
     path = cluster.directory / "comes-and-goes"
     grads = -np.ones((len(KEYS), 2), np.float32)
     with ExitStack() as stack:

@@ -82,7 +82,7 @@ def all_lives(cluster: shoal.LocalCluster, name: str, lane: str, seed: int) -> T
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_clients_leave_whole_pushes_or_none(cluster: shoal.LocalCluster, lane: str, seed: int) -> None:
     names = [f"killed-{lane}-{seed}-{number}" for number in range(CLIENTS)]
-    shards = len(join(cluster, "reader").placement)
+    shards = len(join(cluster, "reader").placement.terms)
     with cluster.connect() as client, ThreadPoolExecutor(CLIENTS) as threads:
         tables = [client.table(name, dim=LIVES * PUSHES, optimizer=SGD) for name in names]
         jobs = [threads.submit(all_lives, cluster, name, lane, seed) for name in names]

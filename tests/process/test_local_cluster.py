@@ -153,7 +153,9 @@ def test_a_port_in_use_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"replicas": 1}, "this release keeps one copy"),
+        ({"replicas": 1}, "replicas is 1; allowed: a whole number from 0 to 0, one less than"),
+        ({"servers": 2, "replicas": -1}, "replicas is -1"),
+        ({"replication": "maybe"}, "replication is 'maybe'; allowed: 'strong', 'weak'"),
         ({"servers": 0}, "servers is 0"),
         ({"servers": "2"}, "servers is '2'; allowed: a whole number from 1 to 64"),
         ({"servers": None}, "servers is None"),

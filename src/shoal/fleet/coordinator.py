@@ -192,6 +192,8 @@ class Coordinator:
         )
         if self._servers.get(index) != server:
             self._decide(outcome, server)
+            if self._placer.placed is not None:
+                self._decide(outcome, self._placer.joined())
         self._peer_of_server[index] = peer
         outcome.replies.append((peer, m.ServerAdmitted(index=index)))
         if self._placer.placed is None and not self._missing():

@@ -30,7 +30,7 @@ from shoal.fleet.token import check_bind, generate, is_loopback, reachable_host,
 from shoal.store.client import Client
 from shoal.store.connect import connect
 from shoal.store.control import Address, ControlClient
-from shoal.store.messages import GetStatus, StatusInfo
+from shoal.store.messages import Done, GetStatus, RemoveServer, StatusInfo
 
 __all__ = ["LocalCluster", "ServerHandle"]
 
@@ -124,6 +124,8 @@ class LocalCluster:
         self.token = generate() if token is None else check_token(token)
         listener = listen(server_options)
         children: list[_Child] = []
+        self._children = children
+        self._server_options = server_options
         with closing(listener):
             self.address = str(Address(reachable_host(bind), listener.getsockname()[1]))
             self._local = Address(_local_host(bind), listener.getsockname()[1])
@@ -132,7 +134,7 @@ class LocalCluster:
                 self, _stop, os.getpid(), children, self.directory, keep=directory is not None
             )
             try:
-                self._spawn(children, listener, options, server_options)
+                self._spawn(children, listener, options)
                 listener.close()  # or connections would wait here if the coordinator died
                 self.servers: Sequence[ServerHandle] = self._await_ready(children, servers, _START_S)
             except BaseException:
@@ -147,34 +149,64 @@ class LocalCluster:
 
     def connect(self, **options: Any) -> Client:
         """A client of this cluster; takes what `shoal.connect` takes."""
-        if not self._close.alive:
-            raise Closed(f"this cluster at {self.address} was closed")
+        self._check_open()
         return connect(str(self._local), token=self.token, **options)
+
+    def add_server(self) -> ServerHandle:
+        """Start one more server. It gets its part of the shards while everything goes on."""
+        self._check_open()
+        index = len(self.servers)
+        self._children.append(self._start_server(index))
+        self.servers = self._await_ready(self._children[-1:], index + 1, _START_S)
+        return self.servers[index]
+
+    def remove_server(self, index: int, timeout: float = 60.0) -> None:
+        """Move the shards of that server to the others, and end it; returns when it has ended."""
+        self._check_open()
+        if not any(server.index == index and server.alive for server in self.servers):
+            up = [server.index for server in self.servers if server.alive]
+            raise BadInput(f"server {index!r} is not one of those that are up, {up}")
+        process = self._children[1 + index].process
+        with closing(ControlClient(self._local, self.token)) as control:
+            control.ask(RemoveServer(index=index), Done, check_timeout(timeout))
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise Timeout(
+                f"server {index} still holds shards after {timeout:g} s; it goes on leaving"
+            ) from None
 
     def close(self) -> None:
         """Stop and reap all processes. Twice is harmless."""
         self._close()
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise Closed(f"this cluster at {self.address} was closed")
 
     def _spawn(
         self,
         children: list[_Child],
         listener: socket.socket,
         options: CoordinatorOptions,
-        server_options: ServerOptions,
     ) -> None:
         write_token_file(self.token_file, self.token)
-        shared = ["--token-file", str(self.token_file), "--watch-stdin", "--host", server_options.host]
         descriptor = listener.fileno()
         coordinator = ["--listen-fd", str(descriptor), "--journal", str(self.directory / "journal.db")]
         counts = ["--servers", str(options.servers), "--shards", str(options.shards)]
         counts += ["--replicas", str(options.replicas), "--replication", "weak" if options.weak else "strong"]
-        arguments = [*coordinator, *counts, *shared]
+        arguments = [*coordinator, *counts, *self._shared_arguments()]
         children.append(self._start("coordinator", "coordinator", arguments, [descriptor]))
-        for index in range(options.servers):
-            arguments = ["--join", str(self._local), "--index", str(index), *shared]
-            arguments += ["--threads", str(server_options.threads)]
-            arguments += ["--unix-directory", str(self.directory)]
-            children.append(self._start(f"server {index}", "server", arguments, []))
+        children.extend(self._start_server(index) for index in range(options.servers))
+
+    def _shared_arguments(self) -> list[str]:
+        return ["--token-file", str(self.token_file), "--watch-stdin", "--host", self._server_options.host]
+
+    def _start_server(self, index: int) -> _Child:
+        arguments = ["--join", str(self._local), "--index", str(index), *self._shared_arguments()]
+        arguments += ["--threads", str(self._server_options.threads)]
+        arguments += ["--unix-directory", str(self.directory)]
+        return self._start(f"server {index}", "server", arguments, [])
 
     def _start(self, role: str, module: str, arguments: list[str], descriptors: list[int]) -> _Child:
         log = self.directory / f"{role.replace(' ', '-')}.log"
@@ -194,12 +226,12 @@ class LocalCluster:
         return _Child(role, process, log)
 
     def _await_ready(
-        self, children: Sequence[_Child], servers: int, timeout_s: float
+        self, starting: Sequence[_Child], servers: int, timeout_s: float
     ) -> tuple[ServerHandle, ...]:
         end = time.monotonic() + check_timeout(timeout_s)
         with closing(ControlClient(self._local, self.token)) as control:
             while True:
-                status = self._status(control, children)
+                status = self._status(control, starting)
                 if status is not None and len(status.servers) == servers:
                     break
                 if time.monotonic() > end:
@@ -208,16 +240,16 @@ class LocalCluster:
                 time.sleep(_POLL_S)
         return tuple(
             ServerHandle(info.index, info.pid, f"{info.host}:{info.port}", child.process)
-            for info, child in zip(status.servers, children[1:], strict=True)
+            for info, child in zip(status.servers, self._children[1:], strict=True)
         )
 
-    def _status(self, control: ControlClient, children: Sequence[_Child]) -> StatusInfo | None:
+    def _status(self, control: ControlClient, starting: Sequence[_Child]) -> StatusInfo | None:
         try:
             return control.ask(GetStatus(), StatusInfo, timeout_s=1.0, patience_s=0.0)
         except (Unavailable, Timeout):
             return None
         finally:
-            for child in children:
+            for child in starting:
                 child.check()
 
     def __enter__(self) -> LocalCluster:

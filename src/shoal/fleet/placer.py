@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from shoal.fleet.decisions import Placed
 
 __all__ = ["Fill", "Placer", "first_chains"]
@@ -61,6 +63,11 @@ class Placer:
         """Take a placement over; fills of shards that it changes are void."""
         self.placed = placed
         self.fills = {s: fill for s, fill in self.fills.items() if fill.term == placed.terms[s]}
+
+    def joined(self) -> Placed:
+        """The same with another server to know of."""
+        assert self.placed is not None
+        return msgspec.structs.replace(self.placed, version=self.placed.version + 1)
 
     def gone(self, server: int) -> Placed | None:
         """Without that server. A shard that only it had stays where it was, and is lost while it is."""

@@ -12,6 +12,7 @@ import secrets
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -126,6 +127,8 @@ class ControlClient:
         """Close the connection; the next request makes another."""
         sock, self._socket = self._socket, None
         if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
             sock.close()
 
     def close(self) -> None:
@@ -137,10 +140,13 @@ class ControlClient:
         pause_s = _RETRY_FIRST_S
         while True:
             try:
-                if self._socket is None:
-                    self._socket = self._connect(end)
-                _send(self._socket, request, end)
-                return _receive(self._socket, end)
+                sock = self._socket  # another thread may close it at any time
+                if sock is None:
+                    sock = self._socket = self._connect(end)
+                if self._closed:
+                    raise EOFError("this connection was closed here")
+                _send(sock, request, end)
+                return _receive(sock, end)
             except TimeoutError:
                 self.drop()
                 raise self._late(request, timeout_s) from None

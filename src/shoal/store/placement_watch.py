@@ -16,6 +16,7 @@ _log = logging.getLogger("shoal.client")
 _WAIT_S = 60.0
 _GRACE_S = 10.0
 _PAUSE_S = 0.5
+_CLOSE_S = 2.0
 
 
 def core_placement(placement: PlacementInfo) -> _core.Placement:
@@ -47,6 +48,7 @@ class PlacementWatch:
         """End the thread; it may be in the middle of a question."""
         self._closed.set()
         self._control.close()
+        self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         while not self._closed.is_set():

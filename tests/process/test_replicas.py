@@ -1,0 +1,187 @@
+"""Servers that die, stop, come and go, as real processes: nothing that was acknowledged is lost (G3, G8).
+
+Gradients of -1 under SGD(lr=1) make counters: a key's row is the number of pushes to it that took effect.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.store.control import Address, ControlClient
+from shoal.store.messages import GetStatus, StatusInfo
+
+KEYS = np.arange(400)
+SGD = shoal.optim.SGD(lr=1.0)
+DEADLINE_S = 30.0
+
+
+class Pusher(threading.Thread):
+    """Pushes ones until told to stop; `acked` counts what was acknowledged, and `error` what was not."""
+
+    def __init__(self, cluster: shoal.LocalCluster, column: int) -> None:
+        super().__init__()
+        self.client = cluster.connect(timeout=DEADLINE_S)
+        self.table = self.client.table("counters", dim=4, optimizer=SGD)
+        self.column = column
+        self.acked = 0
+        self.longest_s = 0.0
+        self.error: Exception | None = None
+        self.enough = threading.Event()
+
+    def run(self) -> None:
+        grads = np.zeros((len(KEYS), 4), np.float32)
+        grads[:, self.column] = -1.0
+        try:
+            while not self.enough.is_set():
+                began = time.monotonic()
+                self.table.push(KEYS, grads)
+                self.acked += 1
+                assert self.table.pull(KEYS[:3])[0, self.column] >= self.acked, "one's own push is not seen"
+                self.longest_s = max(self.longest_s, time.monotonic() - began)
+        except Exception as error:
+            self.error = error
+
+
+@contextmanager
+def pushing(cluster: shoal.LocalCluster, count: int = 2) -> Iterator[list[Pusher]]:
+    """Clients that push while the block runs; after it all must be as they were told."""
+    pushers = [Pusher(cluster, column) for column in range(count)]
+    for pusher in pushers:
+        pusher.start()
+    try:
+        yield pushers
+    finally:
+        for pusher in pushers:
+            pusher.enough.set()
+        for pusher in pushers:
+            pusher.join(2 * DEADLINE_S)
+    for pusher in pushers:
+        assert pusher.error is None, pusher.error
+    rows = pushers[0].table.pull(KEYS)
+    for pusher in pushers:
+        assert (rows[:, pusher.column] == pusher.acked).all(), (pusher.acked, rows[:, pusher.column])
+        pusher.client.close()
+
+
+def status(cluster: shoal.LocalCluster) -> StatusInfo:
+    with closing(ControlClient(Address.parse(cluster.address), cluster.token)) as control:
+        return control.ask(GetStatus(), StatusInfo, 5.0)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < DEADLINE_S, what
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def wait_for_pushes(pushers: list[Pusher], more: int = 5) -> None:
+    goals = [pusher.acked + more for pusher in pushers]
+    wait_until(lambda: all(p.acked >= g or p.error for p, g in zip(pushers, goals, strict=True)), "no progress")
+
+
+def whole(cluster: shoal.LocalCluster, gone: int) -> bool:
+    """Every shard has all of its copies again, after `gone` servers were given up."""
+    now = status(cluster)
+    evicted = sum(server.state == "evicted" for server in now.servers)
+    return evicted == gone and now.degraded == 0 and now.filling == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_server_may_be_killed_and_nothing_acknowledged_is_lost(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    with shoal.LocalCluster(servers=4, replicas=1) as cluster, pushing(cluster) as pushers:
+        for killed, index in enumerate(rng.permutation(4)[:2], 1):
+            wait_for_pushes(pushers, int(rng.integers(1, 40)))
+            os.kill(cluster.servers[index].pid, signal.SIGKILL)
+            wait_for_pushes(pushers)
+            wait_until(lambda gone=killed: whole(cluster, gone), "the copies were not made again")
+
+
+def test_with_two_copies_two_servers_may_be_killed_at_once() -> None:
+    with shoal.LocalCluster(servers=4, replicas=2) as cluster, pushing(cluster) as pushers:
+        wait_for_pushes(pushers, 20)
+        for index in (1, 2):
+            os.kill(cluster.servers[index].pid, signal.SIGKILL)
+        wait_for_pushes(pushers, 20)
+
+
+def test_a_stopped_server_is_given_up_and_ends_when_it_wakes() -> None:
+    with shoal.LocalCluster(servers=3, replicas=1) as cluster, pushing(cluster) as pushers:
+        wait_for_pushes(pushers)
+        stopped = cluster.servers[1]
+        os.kill(stopped.pid, signal.SIGSTOP)
+        try:
+            wait_for_pushes(pushers)
+            wait_until(lambda: whole(cluster, 1), "it was not replaced")
+        finally:
+            os.kill(stopped.pid, signal.SIGCONT)
+        wait_until(lambda: not stopped.alive, "it was given up and goes on")
+
+
+def test_with_too_few_servers_left_the_cluster_goes_on_degraded() -> None:
+    with shoal.LocalCluster(servers=2, replicas=1) as cluster:
+        with pushing(cluster) as pushers:
+            wait_for_pushes(pushers)
+            os.kill(cluster.servers[0].pid, signal.SIGKILL)
+            wait_for_pushes(pushers, 20)
+            assert status(cluster).degraded == 64
+            cluster.add_server()
+            wait_until(lambda: whole(cluster, 1), "the new server got no copies")
+            os.kill(cluster.servers[1].pid, signal.SIGKILL)
+            wait_for_pushes(pushers, 20)
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_servers_come_and_go_while_clients_push(replicas: int) -> None:
+    with shoal.LocalCluster(servers=2, replicas=replicas) as cluster, pushing(cluster) as pushers:
+        for _ in range(2):
+            wait_for_pushes(pushers)
+            cluster.add_server()
+            wait_until(lambda: whole(cluster, 0), "the shards do not come to rest")
+        wait_for_pushes(pushers)
+        cluster.remove_server(0)
+        assert not cluster.servers[0].alive
+        wait_for_pushes(pushers)
+
+
+def test_a_server_that_is_needed_is_not_let_go() -> None:
+    with shoal.LocalCluster(servers=2, replicas=1) as cluster:
+        with pytest.raises(shoal.errors.BadInput, match="without server 1 there are 1 servers, and 2 are needed"):
+            cluster.remove_server(1)
+        with pytest.raises(shoal.errors.BadInput, match="server 7 is not one of those that are up"):
+            cluster.remove_server(7)
+
+
+def test_reads_see_what_was_acknowledged_before_the_kill_of_a_tail() -> None:
+    with shoal.LocalCluster(servers=3, replicas=1) as cluster, cluster.connect(timeout=DEADLINE_S) as client:
+        table = client.table("counters", dim=1, optimizer=SGD)
+        for _ in range(10):
+            table.push(KEYS, np.full((len(KEYS), 1), -1.0, np.float32))
+        os.kill(cluster.servers[2].pid, signal.SIGKILL)
+        assert (table.pull(KEYS) == 10).all()
+        assert len(table) == len(KEYS)
+        assert sum(len(keys) for keys, _ in table.scan()) == len(KEYS)
+
+
+def test_weak_copies_lose_at_most_what_was_on_its_way() -> None:
+    with (
+        shoal.LocalCluster(servers=3, replicas=1, replication="weak") as cluster,
+        cluster.connect(timeout=DEADLINE_S) as client,
+    ):
+        table = client.table("counters", dim=1, optimizer=SGD)
+        for _ in range(100):
+            table.push(KEYS, np.full((len(KEYS), 1), -1.0, np.float32))
+        before = table.pull(KEYS)
+        assert (before == 100).all()
+        os.kill(cluster.servers[0].pid, signal.SIGKILL)
+        after = table.pull(KEYS)
+        assert ((after <= 100) & (after > 50)).all()
