@@ -71,7 +71,7 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
     if (place.next == kNobody) here.unheld.clear();
     if (!here.awaited) {
       for (auto& [entry, waiter] : here.waiting) {
-        waiter->held = waiter->held && place.member;
+        if (!place.member) waiter->lost.push_back(shard);
         if (--waiter->marks == 0) ready.push_back(std::move(waiter));
       }
       here.waiting.clear();
@@ -79,7 +79,7 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
     if (!same) send_unheld(shard);
     if (place.next != kNobody) in_use_ = true;
   }
-  for (const auto& waiter : ready) waiter->done(waiter->held);
+  for (const auto& waiter : ready) waiter->done(waiter->lost);
   wake_();
 }
 
@@ -104,20 +104,20 @@ void Chain::send(const Header& header, std::span<const Part> parts, Bytes body) 
 }
 
 void Chain::when_held(std::span<const Part> parts, Done done) {
-  auto waiter = std::make_shared<Waiter>(Waiter{.marks = 0, .held = true, .done = std::move(done)});
+  auto waiter = std::make_shared<Waiter>(Waiter{.marks = 0, .lost = {}, .done = std::move(done)});
   {
     const std::lock_guard lock(mutex_);
     each_entry(parts, [&](std::span<const Part> entry) {
       PerShard& here = shards_[entry[0].shard];
       const uint64_t number = log_entry(entry[0]);
-      waiter->held = waiter->held && (here.held >= number || here.place.member);
+      if (here.held < number && !here.place.member) waiter->lost.push_back(entry[0].shard);
       if (here.held >= number || !here.awaited) return;
       here.waiting.emplace(number, waiter);
       ++waiter->marks;
     });
     if (waiter->marks > 0) return;
   }
-  waiter->done(waiter->held);
+  waiter->done(waiter->lost);
 }
 
 // Under mutex_.
@@ -217,8 +217,8 @@ void Chain::on_reply(uint32_t server, const FrameView& frame) {
     machine_->answered(server, frame.header.request, {});
     answered_.notify_all();
   }
-  for (const auto& waiter : ready) waiter->done(waiter->held);
-  if (filled) filled(true);
+  for (const auto& waiter : ready) waiter->done(waiter->lost);
+  if (filled) filled({});
 }
 
 }  // namespace shoal

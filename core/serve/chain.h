@@ -32,8 +32,8 @@ inline constexpr uint16_t kSyncLog = 0xffff;
 
 class Chain {
  public:
-  // False: this server left the chain before those behind had it. What was asked for is elsewhere now.
-  using Done = std::function<void(bool held)>;
+  // Of the `lost` shards this server left the chain before those behind had the entry: it is asked of others now.
+  using Done = std::function<void(const std::vector<uint16_t>& lost)>;
   using Bytes = std::shared_ptr<const std::vector<std::byte>>;
 
   // `weak`: replies do not wait for the servers behind.
@@ -79,7 +79,7 @@ class Chain {
   };
   struct Waiter {
     size_t marks;
-    bool held;
+    std::vector<uint16_t> lost;
     Done done;
   };
   struct PerShard {

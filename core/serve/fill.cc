@@ -72,7 +72,7 @@ Status fill_replica(ServerState& server, uint32_t shard, uint32_t target,
     send(Kind::image, {part}, encode_page(*page));
   }
   const auto latch = std::make_shared<Latch>();
-  server.chain.image_sent(number, entry, [latch](bool) {
+  server.chain.image_sent(number, entry, [latch](const std::vector<uint16_t>&) {
     const std::lock_guard lock(latch->mutex);
     latch->done = true;
     latch->changed.notify_all();

@@ -41,8 +41,11 @@ void Session::answer_when_held(const Header& request, std::vector<Part> marks, s
                                const Status& status) {
   const auto text = std::as_bytes(std::span(status.message()));
   Mailbox::Mail mail{number_, reply_header(request, status), std::move(parts), {text.begin(), text.end()}};
-  server_.chain.when_held(marks, [box = mail_, mail = std::move(mail)](bool held) mutable {
-    if (!held) mail.header.code = static_cast<uint16_t>(Code::moved);
+  server_.chain.when_held(marks, [box = mail_, mail = std::move(mail)](const auto& lost) mutable {
+    if (!lost.empty()) mail.header.code = static_cast<uint16_t>(Code::moved);
+    std::erase_if(mail.parts, [&](const Part& part) {
+      return std::find(lost.begin(), lost.end(), part.shard) != lost.end();
+    });
     box->post(std::move(mail));
   });
 }

@@ -413,7 +413,9 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
   set_log_entry(mark, handled.entry);
   server_.chain.send(header, {&mark, 1},
                      std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
-  server_.chain.when_held({&mark, 1}, [handled = std::move(handled)](bool held) { handled.deliver(held); });
+  server_.chain.when_held({&mark, 1}, [handled = std::move(handled)](const auto& lost) {
+    handled.deliver(lost.empty());
+  });
   return Outcome::done;
 }
 

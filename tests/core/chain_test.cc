@@ -28,7 +28,7 @@ struct World {
   }
   std::shared_ptr<int> when_held(const std::vector<Part>& parts) {
     auto times = std::make_shared<int>(0);
-    chain.when_held(parts, [times](bool held) { *times += held ? 1 : 100; });
+    chain.when_held(parts, [times](const auto& lost) { *times += lost.empty() ? 1 : 100; });
     return times;
   }
   void answer(uint32_t server, const Request& request, Code code = Code::ok, std::vector<Part> had = {}) {
@@ -148,7 +148,7 @@ TEST(entries_behind_an_image_wait_for_its_end_and_are_then_waited_for) {
   CHECK(*world.when_held({entry_of(5, 8)}) == 1);
   CHECK(world.chain.next_to_send(1) == nullptr);
   int filled = 0;
-  world.chain.image_sent(5, 7, [&filled](bool) { ++filled; });
+  world.chain.image_sent(5, 7, [&filled](const auto&) { ++filled; });
   const auto after = world.chain.next_to_send(1);
   const auto end = world.chain.next_to_send(1);
   REQUIRE(after != nullptr && end != nullptr);
