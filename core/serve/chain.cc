@@ -110,7 +110,9 @@ void Chain::when_held(std::span<const Part> parts, Done done) {
     each_entry(parts, [&](std::span<const Part> entry) {
       PerShard& here = shards_[entry[0].shard];
       const uint64_t number = log_entry(entry[0]);
-      if (here.held < number && !here.place.member) waiter->lost.push_back(entry[0].shard);
+      // Applied as a member, which this server is no more. (One that is being filled is not one yet.)
+      const bool left = !here.place.member && entry[0].term < here.place.term;
+      if (here.held < number && left) waiter->lost.push_back(entry[0].shard);
       if (here.held >= number || !here.awaited) return;
       here.waiting.emplace(number, waiter);
       ++waiter->marks;

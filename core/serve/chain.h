@@ -47,7 +47,8 @@ class Chain {
   void place(uint16_t shard, const ChainPlace& place);
   // Sends entries, one or more neighbouring parts each, to the next servers of their shards.
   void send(const Header& header, std::span<const Part> parts, Bytes body);
-  // Calls `done` once all entries of these parts are held by the servers behind; at once where they are.
+  // Calls `done` once all entries of these parts, applied at their terms, are held by the servers behind; at
+  // once where they are.
   void when_held(std::span<const Part> parts, Done done);
 
   // A server that is being filled with a shard: its image goes there by `send_image`, page by page, and the

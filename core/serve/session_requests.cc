@@ -368,6 +368,7 @@ Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
     for (size_t s = 0; s < acks.size(); ++s) {
       Part part;
       part.shard = static_cast<uint16_t>(s);
+      part.term = acks[s].term;
       set_log_entry(part, acks[s].entry);
       if (acks[s].status.ok()) marks.push_back(part);
       if (acks[s].status.ok() && !acks[s].duplicate) entries.push_back(part);
@@ -398,6 +399,7 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
                 {},
                 reply.status.ok() ? encode_sync_reply(reply) : std::vector(text.begin(), text.end())});
   };
+  const uint32_t term = server_.store.shard(0).term();
   SyncDesk::Handled handled = server_.sync.ask(*request, deliver);
   if (!server_.chain.in_use()) {
     handled.deliver(true);
@@ -410,6 +412,7 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
   header.step = std::bit_cast<uint64_t>(handled.now);
   Part mark;
   mark.shard = kSyncLog;
+  mark.term = term;
   set_log_entry(mark, handled.entry);
   server_.chain.send(header, {&mark, 1},
                      std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));

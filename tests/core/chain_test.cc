@@ -120,6 +120,9 @@ TEST(who_leaves_a_chain_answers_for_nothing_that_was_not_held) {
   world.chain.place(5, {.term = 2, .head = false, .reads = false, .next = kNobody, .member = false});
   CHECK(*done == 100);
   CHECK(*world.when_held({entry_of(5, 2)}) == 100);
+  Part filled = entry_of(5, 3);
+  filled.term = 2;
+  CHECK(*world.when_held({filled}) == 1);  // it was sent here to be filled
 }
 
 TEST(of_a_frame_that_was_refused_in_part_the_rest_is_held) {
