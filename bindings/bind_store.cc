@@ -98,15 +98,6 @@ Ticket push_items(const PyClientPtr& self, std::vector<PushItem> items, const Pu
   });
 }
 
-// Keeps `object` for as long as an array that is a view of it lives.
-template <typename T>
-nb::capsule capsule_of(T object) {
-  auto owner = std::make_unique<T>(std::move(object));
-  nb::capsule keep(owner.get(), [](void* p) noexcept { std::default_delete<T>()(static_cast<T*>(p)); });
-  [[maybe_unused]] T* owned = owner.release();
-  return keep;
-}
-
 nb::object rows_of(const StoreClient::OperationPtr& operation) {
   if (!operation->pulls.empty()) {
     nb::list all;
@@ -155,7 +146,7 @@ void bind_specs(nb::module_& m) {
 PyClientPtr connect(uint64_t client_id, uint32_t incarnation, const nb::bytes& token,
                     std::vector<ServerAddress> servers, std::vector<uint32_t> placement,
                     std::vector<uint32_t> terms, const std::string& lane, double timeout_s,
-                    size_t shm_bytes_max) {
+                    size_t shm_bytes_max, std::string coordinator_host, uint16_t coordinator_port) {
   RemoteOptions options;
   options.identity = {client_id, incarnation, to_bytes(token), static_cast<uint32_t>(placement.size())};
   options.servers = std::move(servers);
@@ -163,6 +154,7 @@ PyClientPtr connect(uint64_t client_id, uint32_t incarnation, const nb::bytes& t
   options.terms = std::move(terms);
   options.lane = parse_lane(lane);
   options.shm_bytes_max = shm_bytes_max;
+  options.coordinator = {std::move(coordinator_host), coordinator_port};
   bool sound = !options.servers.empty() && !options.placement.empty() &&
                options.placement.size() <= kShardsMax && options.terms.size() == options.placement.size();
   for (const uint32_t server : options.placement) sound = sound && server < options.servers.size();
@@ -304,7 +296,7 @@ void bind_tensors(nb::class_<PyClient>& c) {
 
 }  // namespace
 
-void bind_store(nb::module_& m) {
+nb::class_<PyClient> bind_store(nb::module_& m) {
   using namespace nb::literals;
   bind_specs(m);
   nb::class_<Ticket>(m, "Ticket")
@@ -328,7 +320,8 @@ void bind_store(nb::module_& m) {
   client.def("fork",
              [](const PyClientPtr& self) { return std::make_shared<PyClient>(take(self->use().fork())); });
   client.def_static("connect", &connect, nb::kw_only(), "client_id"_a, "incarnation"_a, "token"_a,
-                    "servers"_a, "placement"_a, "terms"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a);
+                    "servers"_a, "placement"_a, "terms"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a,
+                    "coordinator_host"_a = "", "coordinator_port"_a = 0);
   client.def(
       "declare",
       [](const PyClientPtr& self, const TableSpec& spec, double timeout_s) {
@@ -357,4 +350,5 @@ void bind_store(nb::module_& m) {
     StoreClient& c = self->use();
     without_gil([&] { c.close(); });
   });
+  return client;
 }

@@ -224,6 +224,7 @@ class EpollServer : public Server {
   uint16_t port() const override { return port_; }
 
   const ServerCounters& counters() const override { return state_.counters; }
+  ServerState& state() override { return state_; }
 
   void stop() override {
     if (stopping_.exchange(true)) return;

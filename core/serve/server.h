@@ -31,7 +31,8 @@ class Server {
 
   virtual uint16_t port() const = 0;
   virtual const ServerCounters& counters() const = 0;
-  virtual void stop() = 0;  // ends every connection and thread; idempotent
+  virtual ServerState& state() = 0;  // for images; it lives as long as the server
+  virtual void stop() = 0;           // ends every connection and thread; idempotent
 };
 
 }  // namespace shoal

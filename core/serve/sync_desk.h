@@ -32,6 +32,16 @@ class SyncDesk {
     for (const auto& [call, reply] : ready) call(reply);
   }
 
+  std::pair<std::vector<std::byte>, std::vector<uint64_t>> image() {
+    const std::lock_guard lock(mutex_);
+    return {shard_.encode(), shard_.clocks()};
+  }
+  // False: these bytes are no sync shard, or somebody waits at this desk.
+  bool decode(std::span<const std::byte> in) {
+    const std::lock_guard lock(mutex_);
+    return waiting_.empty() && shard_.decode(in);
+  }
+
  private:
   std::mutex mutex_;
   // Guarded by mutex_:

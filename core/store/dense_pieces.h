@@ -20,6 +20,7 @@ class DensePieces {
   explicit DensePieces(std::shared_ptr<const TableSpec> spec) : spec_(std::move(spec)) {}
 
   const TableSpec& spec() const { return *spec_; }
+  const std::shared_ptr<const TableSpec>& shared_spec() const { return spec_; }
   void set_spec(std::shared_ptr<const TableSpec> spec) { spec_ = std::move(spec); }
   size_t size() const { return pieces_.size(); }
   size_t memory_bytes() const;

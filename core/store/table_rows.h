@@ -39,6 +39,7 @@ class TableRows {
   explicit TableRows(std::shared_ptr<const TableSpec> spec);
 
   const TableSpec& spec() const { return *spec_; }
+  const std::shared_ptr<const TableSpec>& shared_spec() const { return spec_; }
   void set_spec(std::shared_ptr<const TableSpec> spec) { spec_ = std::move(spec); }  // same layout
   size_t size() const { return index_.size(); }
   size_t memory_bytes() const;

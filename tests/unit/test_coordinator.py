@@ -125,7 +125,7 @@ def test_waiting_ends_with_a_deadline_that_says_for_whom() -> None:
 def test_a_client_that_leaves_while_waiting_is_forgotten() -> None:
     coordinator = make(servers=1)
     coordinator.handle(9, join(), 0)
-    coordinator.closed(9)
+    coordinator.closed(9, 0.0)
     assert [peer for peer, _ in coordinator.handle(1, register("a"), 1).replies] == [1]
 
 
@@ -143,7 +143,7 @@ def test_a_bad_client_name_is_refused(name: str) -> None:
 
 def test_a_closed_connection_shows_the_server_as_gone_and_decides_nothing() -> None:
     coordinator = ready()
-    coordinator.closed(1)
+    coordinator.closed(1, 0.0)
     status = reply(coordinator.handle(9, m.GetStatus(), 0))
     assert [server.state for server in status.servers] == ["up", "gone"]
     assert reply(coordinator.handle(9, join(), 0)).client_id == 1
@@ -204,7 +204,7 @@ def test_one_client_writes_a_tensors_first_value_and_others_wait() -> None:
 def test_a_half_written_tensor_falls_to_the_next_one_who_overwrites_it() -> None:
     coordinator = ready()
     assert writes(coordinator, 8, tensor()) == "first"
-    coordinator.closed(8)
+    coordinator.closed(8, 0.0)
     assert writes(coordinator, 9, tensor(brings_value=False)) == "wait"
     assert writes(coordinator, 9, tensor()) == "again"
 

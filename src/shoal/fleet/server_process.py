@@ -25,10 +25,11 @@ from types import FrameType
 from shoal import _core
 from shoal.config import ServerOptions
 from shoal.errors import BadInput, Refused, Timeout, Unavailable, from_core
+from shoal.fleet.parts import Parts
 from shoal.fleet.process import run_process
 from shoal.fleet.token import reachable_host
 from shoal.store.control import Address, ControlClient
-from shoal.store.messages import ClusterInfo, GetCluster, RegisterServer, ServerAdmitted
+from shoal.store.messages import ClusterInfo, GetCluster, PartOrder, RegisterServer, ServerAdmitted
 
 __all__ = ["main", "run_server"]
 
@@ -67,7 +68,7 @@ def run_server(
             )
             admitted = control.ask(registration, ServerAdmitted, _JOIN_S)
             _log.info("server %d listens on %s:%d", admitted.index, options.host, server.port)
-            _wait(control, registration, watch_stdin)
+            _wait(control, registration, Parts(server.store()), watch_stdin)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
@@ -102,20 +103,30 @@ def _socket_path(wanted: Path | None) -> Iterator[str]:
         yield path if len(os.fsencode(path)) <= _UNIX_PATH_BYTES_MAX else ""
 
 
-def _wait(control: ControlClient, registration: RegisterServer, watch_stdin: bool) -> None:
-    """Return when stdin ends; keep the registration alive meanwhile."""
+def _wait(control: ControlClient, registration: RegisterServer, parts: Parts, watch_stdin: bool) -> None:
+    """Return when stdin ends; meanwhile do what the coordinator says, and keep the registration alive."""
     stdin = sys.stdin.fileno() if watch_stdin else -1
     complained = False
     while True:
         connection = control.fileno()
         poller = select.poll()
-        for descriptor in {stdin, connection} - {-1}:
+        for descriptor in {stdin, connection, parts.fileno()} - {-1}:
             poller.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poller.poll(_REJOIN_EVERY_MS if connection == -1 else None)}
         if stdin in ready:
             return
-        # The coordinator says nothing unasked: readable means that it is gone.
-        control.drop()
+        try:
+            if parts.fileno() in ready:
+                for report in parts.reports():
+                    control.tell(report)
+            if connection in ready:
+                order = control.hear()
+                if isinstance(order, PartOrder):
+                    parts.take(order)
+            if connection != -1:
+                continue
+        except (OSError, EOFError, Refused):
+            control.drop()
         try:
             control.ask(registration, ServerAdmitted, _REJOIN_S, patience_s=0.0)
             _log.info("registered again at %s", control.address)
