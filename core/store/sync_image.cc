@@ -82,9 +82,15 @@ std::vector<uint64_t> SyncShard::clocks() const {
 std::vector<std::byte> SyncShard::encode() const {
   std::vector<std::byte> out;
   pack(out, &config_, 1);
-  const uint64_t numbers[] = {members_.size(),       round_,         closed_, dropped_,
-                              contributions_.size(), commits_.size()};
-  pack(out, numbers, 6);
+  const auto passes = std::distance(passes_.begin(), passes_.lower_bound(kBarriers));
+  const uint64_t numbers[] = {members_.size(),
+                              round_,
+                              closed_,
+                              dropped_,
+                              contributions_.size(),
+                              commits_.size(),
+                              static_cast<uint64_t>(passes)};
+  pack(out, numbers, 7);
   for (const Member& member : members_) {
     const MemberImage image{member.client, member.finished, member.dropped_next, member.incarnation, 0};
     pack(out, &image, 1);
@@ -103,7 +109,7 @@ std::vector<std::byte> SyncShard::encode() const {
 
 bool SyncShard::decode(std::span<const std::byte> in) {
   SyncShard anew;
-  std::array<uint64_t, 6> numbers{};
+  std::array<uint64_t, 7> numbers{};
   if (!unpack(in, anew.config_) || !unpack(in, numbers) || numbers[0] > kWorkersMax ||
       numbers[0] != anew.config_.workers) {
     return false;
@@ -130,13 +136,14 @@ bool SyncShard::decode(std::span<const std::byte> in) {
     anew.commits_.push_back(std::move(commit));
   }
   if (!unpack_all(in, anew.forgotten_)) return false;
-  while (!in.empty()) {
+  for (uint64_t i = 0; i < numbers[6]; ++i) {
     std::array<uint64_t, 2> head{};
     Pass pass{WorkLedger(0, 1)};
     if (!unpack(in, head) || !pass.ledger.decode(in, anew.members_.size())) return false;
     pass.over = head[1] != 0;
     anew.passes_.insert_or_assign(head[0], std::move(pass));
   }
+  if (!in.empty()) return false;
   anew.restored_ = !anew.members_.empty();
   *this = std::move(anew);
   return true;

@@ -18,6 +18,7 @@ from shoal.errors import BadInput, Unavailable
 
 __all__ = ["Place"]
 
+_FLAT = frozenset({"s3", "s3a", "gs", "gcs", "memory"})
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hdfs": "hdfs"}
 
 
@@ -38,6 +39,7 @@ class Place:
         # Its files are seen by this process alone.
         self.is_private = scheme == "memory"
         self._is_local = isinstance(self._fs, LocalFileSystem)
+        self._is_flat = scheme in _FLAT
 
     def check(self) -> None:
         """Raise unless files can be written, read and removed there."""
@@ -51,7 +53,9 @@ class Place:
         """Write the file, whole or not at all."""
         with _said(f"cannot write {self.url}/{name}"):
             if not self._is_local:
-                self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+                # Object stores have no directories, and would make a bucket that was misspelt.
+                if not self._is_flat:
+                    self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
                 self._fs.pipe_file(self._path(name), data)
                 return
             path = Path(self._path(name))
