@@ -94,7 +94,6 @@ TEST(what_is_no_sync_shard_is_refused) {
   Job job;
   const std::vector<std::byte> image = halfway().shard.encode();
   for (size_t bytes = 0; bytes < image.size(); ++bytes)
-    if (job.shard.decode(std::span(image).first(bytes)))
-      CHECK(bytes > image.size() / 2);              // without its passes
+    CHECK(!job.shard.decode(std::span(image).first(bytes)));
   CHECK(SyncShard().decode(SyncShard().encode()));  // of a store in which nobody trained
 }

@@ -26,7 +26,9 @@ def clocks(directory: Path) -> list[int]:
     return list(manifest_.latest(Place(str(directory))).clocks)
 
 
-@pytest.mark.parametrize(("sync", "workers"), [("bsp", 2), ("asp", 2), ("asp", 3)])
+@pytest.mark.parametrize(
+    ("sync", "workers"), [("bsp", 2), ("asp", 2), pytest.param("asp", 3, marks=pytest.mark.soak)]
+)
 def test_a_killed_job_goes_on_where_its_last_checkpoint_was(tmp_path: Path, sync: str, workers: int) -> None:
     jobs = Jobs(tmp_path)
     url = tmp_path / "ckpt"
