@@ -6,17 +6,13 @@
 #include "base/hash.h"
 #include "convert.h"
 #include "py_client.h"
-#include "serve/server.h"
+#include "py_server.h"
 #include "store/store.h"
 
 namespace nb = nanobind;
 using namespace shoal;
 
 namespace {
-
-struct PyServer {
-  std::unique_ptr<Server> server;
-};
 
 void make_server(PyServer* self, std::string host, uint16_t port, std::string unix_path,
                  const nb::bytes& token, uint32_t shards, size_t threads, size_t frame_bytes_max,
@@ -62,9 +58,10 @@ nb::object key_shards(const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig
 
 }  // namespace
 
-void bind_server(nb::module_& m) {
+nb::class_<PyServer> bind_server(nb::module_& m) {
   using namespace nb::literals;
-  nb::class_<PyServer>(m, "Server")
+  nb::class_<PyServer> server(m, "Server");
+  server
       .def("__init__", &make_server, nb::kw_only(), "host"_a, "port"_a, "unix_path"_a, "token"_a, "shards"_a,
            "threads"_a, "frame_bytes_max"_a, "connections_max"_a = 4096, "placed"_a = true, "weak"_a = false)
       .def(
@@ -85,4 +82,5 @@ void bind_server(nb::module_& m) {
       .def("counters", &counters)
       .def("stop", [](PyServer& self) { without_gil([&] { self.server->stop(); }); });
   m.def("key_shards", &key_shards, "keys"_a, "shards"_a);
+  return server;
 }

@@ -98,15 +98,6 @@ Ticket push_items(const PyClientPtr& self, std::vector<PushItem> items, const Pu
   });
 }
 
-// Keeps `object` for as long as an array that is a view of it lives.
-template <typename T>
-nb::capsule capsule_of(T object) {
-  auto owner = std::make_unique<T>(std::move(object));
-  nb::capsule keep(owner.get(), [](void* p) noexcept { std::default_delete<T>()(static_cast<T*>(p)); });
-  [[maybe_unused]] T* owned = owner.release();
-  return keep;
-}
-
 nb::object rows_of(const StoreClient::OperationPtr& operation) {
   if (!operation->pulls.empty()) {
     nb::list all;
@@ -172,13 +163,14 @@ void bind_specs(nb::module_& m) {
 
 PyClientPtr connect(uint64_t client_id, uint32_t incarnation, const nb::bytes& token,
                     const Placement& placement, const std::string& lane, double timeout_s,
-                    size_t shm_bytes_max) {
+                    size_t shm_bytes_max, std::string coordinator_host, uint16_t coordinator_port) {
   RemoteOptions options;
   options.identity = {client_id, incarnation, to_bytes(token),
                       static_cast<uint32_t>(placement.shards.size())};
   options.placement = placement;
   options.lane = parse_lane(lane);
   options.shm_bytes_max = shm_bytes_max;
+  options.coordinator = {std::move(coordinator_host), coordinator_port};
   return std::make_shared<PyClient>(
       take(without_gil([&] { return connect_remote(std::move(options), deadline_in(timeout_s)); })));
 }
@@ -315,7 +307,7 @@ void bind_tensors(nb::class_<PyClient>& c) {
 
 }  // namespace
 
-void bind_store(nb::module_& m) {
+nb::class_<PyClient> bind_store(nb::module_& m) {
   using namespace nb::literals;
   bind_specs(m);
   nb::class_<Ticket>(m, "Ticket")
@@ -343,7 +335,8 @@ void bind_store(nb::module_& m) {
   client.def("fork",
              [](const PyClientPtr& self) { return std::make_shared<PyClient>(take(self->use().fork())); });
   client.def_static("connect", &connect, nb::kw_only(), "client_id"_a, "incarnation"_a, "token"_a,
-                    "placement"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a);
+                    "placement"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a, "coordinator_host"_a = "",
+                    "coordinator_port"_a = 0);
   client.def("set_placement", [](const PyClientPtr& self, const Placement& placement) {
     StoreClient& c = self->use();
     without_gil([&] { c.set_placement(placement); });
@@ -376,4 +369,5 @@ void bind_store(nb::module_& m) {
     StoreClient& c = self->use();
     without_gil([&] { c.close(); });
   });
+  return client;
 }

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +46,15 @@ inline constexpr Names<Codec, 4> codec_names = {"codec", 0, {"fp32", "fp16", "bf
 inline std::vector<std::byte> to_bytes(const nanobind::bytes& bytes) {
   const auto* data = reinterpret_cast<const std::byte*>(bytes.c_str());
   return {data, data + bytes.size()};
+}
+
+// Keeps `object` for as long as an array that is a view of it lives.
+template <typename T>
+nanobind::capsule capsule_of(T object) {
+  auto owner = std::make_unique<T>(std::move(object));
+  nanobind::capsule keep(owner.get(), [](void* p) noexcept { std::default_delete<T>()(static_cast<T*>(p)); });
+  [[maybe_unused]] T* owned = owner.release();
+  return keep;
 }
 
 inline nanobind::dict counts(std::initializer_list<std::pair<const char*, uint64_t>> all) {

@@ -2,10 +2,14 @@
 #include <nanobind/nanobind.h>
 
 #include "errors.h"
+#include "py_client.h"
+#include "py_server.h"
 
 void bind_update(nanobind::module_& m);
-void bind_store(nanobind::module_& m);
-void bind_server(nanobind::module_& m);
+nanobind::class_<shoal::PyClient> bind_store(nanobind::module_& m);
+nanobind::class_<PyServer> bind_server(nanobind::module_& m);
+void bind_image(nanobind::module_& m, nanobind::class_<shoal::PyClient>& client,
+                nanobind::class_<PyServer>& server);
 void bind_protocol(nanobind::module_& m);
 
 NB_MODULE(_core, m) {
@@ -14,7 +18,8 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);
   bind_errors(m);
   bind_update(m);
-  bind_store(m);
-  bind_server(m);
+  auto client = bind_store(m);
+  auto server = bind_server(m);
+  bind_image(m, client, server);
   bind_protocol(m);
 }

@@ -181,6 +181,12 @@ bool Chain::has_room(uint32_t server, std::chrono::steady_clock::time_point dead
   return answered_.wait_until(lock, deadline, [&] { return machine_->bytes_open(server) < kImageBytesOpen; });
 }
 
+void Chain::restored(uint16_t shard) {
+  const std::lock_guard lock(mutex_);
+  shards_[shard].held = 0;
+  shards_[shard].unheld.clear();
+}
+
 size_t Chain::servers() {
   const std::lock_guard lock(mutex_);
   return servers_;

@@ -60,6 +60,9 @@ class Chain {
   // Waits until little is on its way to the server; false: not by the deadline.
   bool has_room(uint32_t server, std::chrono::steady_clock::time_point deadline);
 
+  // The shard is another one now, such as a checkpoint's: nothing of its log is held.
+  void restored(uint16_t shard);
+
   // For the driver.
   size_t servers();
   std::shared_ptr<Request> next_to_send(uint32_t server);

@@ -1,5 +1,6 @@
 #include "serve/client_machine.h"
 
+#include <algorithm>
 #include <cassert>
 
 #include "base/mutants.h"
@@ -114,6 +115,15 @@ void ClientMachine::lost(uint32_t server) {
 
 void ClientMachine::fail(uint32_t server, const Status& status) {
   while (!servers_[server].open.empty()) answered(server, servers_[server].open.begin()->first, status);
+}
+
+bool ClientMachine::writing() const {
+  const auto commits = [](const auto& entry) {
+    return entry.second->header.kind == static_cast<uint16_t>(Kind::commit);
+  };
+  return !open_seqs_.empty() || std::any_of(servers_.begin(), servers_.end(), [&](const PerServer& server) {
+    return std::any_of(server.open.begin(), server.open.end(), commits);
+  });
 }
 
 std::vector<uint32_t> ClientMachine::waited_for(const Operation& operation) const {

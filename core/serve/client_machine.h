@@ -86,6 +86,8 @@ class ClientMachine {
   bool has_open(uint32_t server) const { return !servers_[server].open.empty(); }
   size_t bytes_open(uint32_t server) const { return servers_[server].bytes_open; }
   size_t operations_open() const { return operations_open_; }
+  // Whether a push or a commit is not acknowledged everywhere.
+  bool writing() const;
 
   // The request that a reply answers, or null (unknown or answered already).
   std::shared_ptr<Request> find(uint32_t server, uint64_t request) const;

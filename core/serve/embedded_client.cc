@@ -33,6 +33,13 @@ struct SharedStore {
   SyncDesk sync;
   std::mutex mutex;                  // guards answers of the sync shard until they are done
   std::condition_variable answered;  // a sync operation is done, or a client closed
+
+  // Who writes, for cuts. Guarded by gate:
+  std::mutex gate;
+  std::condition_variable gate_changed;
+  bool held = false;
+  size_t writing = 0;     // pushes and commits under way
+  size_t half_steps = 0;  // clients that have pushed of a step whose end they have not told
 };
 
 class EmbeddedClient : public StoreClient {
@@ -50,6 +57,8 @@ class EmbeddedClient : public StoreClient {
     if (closed_) return closed_status();
     return std::unique_ptr<StoreClient>(std::make_unique<EmbeddedClient>(shared_));
   }
+
+  LocalStore local() override { return {&store_, &shared_->sync}; }
 
   Result<StoreFigures> store_figures(Deadline) override { return store_.figures(); }
 
@@ -77,6 +86,7 @@ class EmbeddedClient : public StoreClient {
   ClientCounters counters() override { return {.lanes = {"memory"}, .pulls = pulls_, .pushes = pushes_}; }
   uint32_t shards() const override { return store_.shards(); }
   void close() override {
+    note_step(SyncVerb::leave);
     const std::lock_guard lock(shared_->mutex);
     closed_ = true;
     shared_->answered.notify_all();
@@ -85,6 +95,55 @@ class EmbeddedClient : public StoreClient {
  private:
   Result<SpecPtr> lookup(uint32_t table) override {
     return closed_ ? Result<SpecPtr>(closed_status()) : store_.table(table);
+  }
+
+  // While it lives, a push or commit is under way; none begins while a cut is made, but within a step.
+  class Writing {
+   public:
+    Writing(EmbeddedClient& client, bool of_a_step, Deadline deadline) : shared_(*client.shared_) {
+      std::unique_lock lock(shared_.gate);
+      begun_ =
+          shared_.gate_changed.wait_until(lock, deadline, [&] { return !shared_.held || client.half_step_; });
+      if (!begun_) return;
+      ++shared_.writing;
+      if (of_a_step && client.in_job_ && !std::exchange(client.half_step_, true)) ++shared_.half_steps;
+    }
+    ~Writing() {
+      const std::lock_guard lock(shared_.gate);
+      shared_.writing -= begun_ ? 1 : 0;
+      if (shared_.held) shared_.gate_changed.notify_all();
+    }
+    Status status() const {
+      return begun_ ? Status{} : Status{Code::timeout, "pushes are held for a checkpoint"};
+    }
+
+   private:
+    SharedStore& shared_;
+    bool begun_ = false;
+  };
+
+  bool hold(Deadline deadline) override {
+    std::unique_lock lock(shared_->gate);
+    if (!shared_->gate_changed.wait_until(lock, deadline, [&] { return !shared_->held; })) return false;
+    shared_->held = true;
+    const bool still = shared_->gate_changed.wait_until(
+        lock, deadline, [&] { return shared_->writing == 0 && shared_->half_steps == 0; });
+    if (!still) shared_->held = false;
+    shared_->gate_changed.notify_all();
+    return still;
+  }
+  void release() override {
+    const std::lock_guard lock(shared_->gate);
+    shared_->held = false;
+    shared_->gate_changed.notify_all();
+  }
+
+  void note_step(SyncVerb verb) {
+    if (verb != SyncVerb::open && verb != SyncVerb::advance && verb != SyncVerb::leave) return;
+    const std::lock_guard lock(shared_->gate);
+    in_job_ = verb != SyncVerb::leave;
+    shared_->half_steps -= std::exchange(half_step_, false) ? 1 : 0;
+    if (shared_->held) shared_->gate_changed.notify_all();
   }
 
   Status send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline) override {
@@ -97,9 +156,13 @@ class EmbeddedClient : public StoreClient {
           shared->answered.notify_all();
         });
     handled.deliver(true);
+    note_step(operation->request.verb);
     return {};
   }
-  Status commit(const Commit& commit, Deadline) override { return store_.commit(commit, crew_); }
+  Status commit(const Commit& commit, Deadline deadline) override {
+    const Writing writing(*this, false, deadline);
+    return writing.status().ok() ? store_.commit(commit, crew_) : writing.status();
+  }
   Result<double> norm(const Commit& commit, Deadline) override { return store_.norm(commit, crew_); }
 
   std::shared_ptr<Block> allocate_rows(size_t bytes) override { return arena_->allocate(bytes); }
@@ -141,7 +204,9 @@ class EmbeddedClient : public StoreClient {
   }
 
   Result<OperationPtr> send_push(const OperationPtr& operation, std::span<const PushItem> items,
-                                 const PushOptions& options, bool sums_are_safe, Deadline) override {
+                                 const PushOptions& options, bool sums_are_safe, Deadline deadline) override {
+    const Writing writing(*this, options.mode == PushMode::update, deadline);
+    if (!writing.status().ok()) return writing.status();
     ++pushes_;
     Begun begun(store_.shards());
     // Where a sum of duplicates might overflow, everything is looked at before anything is applied.
@@ -268,6 +333,8 @@ class EmbeddedClient : public StoreClient {
   const std::shared_ptr<Arena> arena_;
   std::vector<std::atomic<uint64_t>> versions_;  // by shard, at the last pull
   Pool<Merged> merged_{kMergedKept};
+  bool in_job_ = false;     // guarded by shared_->gate; as those of RemoteClient
+  bool half_step_ = false;  // likewise
   std::atomic<bool> closed_{false};
   std::atomic<uint64_t> pulls_{0};
   std::atomic<uint64_t> pushes_{0};

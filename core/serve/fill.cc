@@ -58,6 +58,14 @@ Status fill_replica(ServerState& server, uint32_t shard, uint32_t target,
   if (shard == 0) server.chain.begin_fill(kSyncLog, target, term);
   uint64_t entry = 0;
   send(Kind::image, {part}, source.begin_image(&entry));
+  if (shard == 0) {  // the sync shard goes with it; it is small, and sent as one
+    SyncDesk::Image sync = server.sync.image();
+    Part whole = part;
+    whole.shard = kSyncLog;
+    set_log_entry(whole, sync.entry);
+    send(Kind::image, {whole}, std::move(sync.bytes));
+    server.chain.image_sent(kSyncLog, sync.entry, {});
+  }
   for (;;) {
     if (!server.chain.has_room(target, deadline)) {
       source.end_image();

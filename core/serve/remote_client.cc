@@ -59,6 +59,16 @@ Status RemoteClient::connect(Deadline deadline) {
     peers_[i]->dialled = true;
   }
   keeper_ = std::thread([this] { keep(); });
+  if (options_.coordinator.host.empty()) return {};
+  const auto progress = [this] {
+    const std::lock_guard lock(mutex_);
+    return PulseBeat{.clock = clock_, .pushes = pushes_, .pulls = pulls_};
+  };
+  auto pulse =
+      Pulse::start(options_.coordinator.host, options_.coordinator.port, options_.identity,
+                   {progress, [this](Deadline by) { return hold(by); }, [this] { release(); }}, deadline);
+  if (!pulse.ok()) return pulse.status();
+  pulse_ = std::move(*pulse);
   return {};
 }
 
@@ -121,6 +131,31 @@ void RemoteClient::send_homeless() {
     find_homes(servers);
   }
   for (const uint32_t server : servers) flush(server);
+}
+
+bool RemoteClient::hold(Deadline deadline) {
+  bool in_job = false;
+  {
+    const std::lock_guard lock(mutex_);
+    held_ = true;
+    in_job = in_job_;
+  }
+  const auto still = [this] { return !machine_.writing() && committing_ == 0 && !half_step_; };
+  Status status = until(still, deadline);
+  if (status.ok() && in_job) {
+    // The end of its last step was sent by the same connection: when this is answered, it was heard.
+    const auto state = sync({}, deadline);
+    status = state.ok() ? wait(*state, deadline) : state.status();
+  }
+  if (!status.ok()) release();
+  return status.ok();
+}
+
+void RemoteClient::release() {
+  const std::lock_guard lock(mutex_);
+  held_ = false;
+  changed_.notify_all();
+  wake();
 }
 
 void RemoteClient::wake() {
@@ -391,10 +426,15 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
 
 Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline deadline) {
   bool begun = false;
-  const Status status =
-      until([&] { return begun || (begun = machine_.begin(operation, is_push)); }, deadline);
+  const Status status = until(
+      [&] {
+        if (is_push && held_ && !half_step_) return false;
+        return begun || (begun = machine_.begin(operation, is_push));
+      },
+      deadline);
   if (status.code() == Code::timeout) {
     const std::lock_guard lock(mutex_);
+    if (held_) return {Code::timeout, operation.what + ": pushes are held for a checkpoint"};
     std::string text =
         operation.what + ": 256 pushes are open and none was acknowledged in time; waiting for ";
     for (uint32_t i = 0; i < servers_; ++i) text += machine_.has_open(i) ? describe_peer(i) : "";
@@ -483,6 +523,7 @@ void RemoteClient::close() {
     --waiters_;
     pumping_ = true;  // for good: nobody else touches the links any more
   }
+  pulse_.reset();
   if (keeper_.joinable()) keeper_.join();
   for (uint32_t i = 0; i < servers_; ++i) {
     const auto& peer = peers_[i];

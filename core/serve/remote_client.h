@@ -16,6 +16,7 @@
 
 #include "base/pool.h"
 #include "serve/link.h"
+#include "serve/pulse.h"
 #include "serve/request_builder.h"
 #include "serve/store_client.h"
 
@@ -37,6 +38,8 @@ class RemoteClient : public StoreClient {
   Status wait(const OperationPtr& operation, Deadline deadline) override;
   void leave(const OperationPtr& operation) override;
   ClientCounters counters() override;
+  bool hold(Deadline deadline) override;
+  void release() override;
   uint32_t shards() const override { return builder_.shards(); }
   void set_placement(Placement placement) override;
   void close() override;
@@ -132,6 +135,11 @@ class RemoteClient : public StoreClient {
   bool pumping_ = false;
   bool background_ = false;  // somebody left an operation to the background thread
   bool closing_ = false;
+  bool held_ = false;       // for a cut
+  bool in_job_ = false;     // it says when its steps end
+  bool half_step_ = false;  // pushes of a step are begun, and its end was not sent
+  size_t committing_ = 0;   // commits that begin or are waited for
+  uint64_t clock_ = 0;
   size_t waiters_ = 0;
   uint64_t reconnects_ = 0;
   uint64_t requests_ = 0;
@@ -140,6 +148,7 @@ class RemoteClient : public StoreClient {
   std::condition_variable keeper_wanted_;
 
   std::thread keeper_;
+  std::unique_ptr<Pulse> pulse_;
 };
 
 }  // namespace shoal

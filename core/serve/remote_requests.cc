@@ -85,13 +85,36 @@ Status RemoteClient::ask(Kind kind, const Part* part, std::span<const std::byte>
 
 Status RemoteClient::send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline deadline) {
   const uint32_t head = builder_.placement()->head(0);
-  return send_question(operation, Kind::sync, {&head, 1}, nullptr, encode_sync(operation->request), deadline);
+  const Status status = send_question(operation, Kind::sync, {&head, 1}, nullptr,
+                                      encode_sync(operation->request), deadline);
+  const SyncVerb verb = operation->request.verb;
+  if (!status.ok() || (verb != SyncVerb::open && verb != SyncVerb::advance && verb != SyncVerb::leave))
+    return status;
+  const std::lock_guard lock(mutex_);
+  in_job_ = verb != SyncVerb::leave;
+  half_step_ = false;
+  if (verb == SyncVerb::advance) clock_ = operation->request.step + 1;
+  if (held_) {
+    changed_.notify_all();
+    wake();
+  }
+  return status;
 }
 
 Status RemoteClient::commit(const Commit& commit, Deadline deadline) {
   std::vector<std::byte> body;
   encode_commit(commit, body);
-  return ask(Kind::commit, nullptr, body, {}, deadline);
+  bool begun = false;
+  const auto begin = [&] {
+    if (!begun && !held_) committing_ += begun = true;
+    return begun;
+  };
+  if (Status status = until(begin, deadline); !status.ok()) return status;
+  Status status = ask(Kind::commit, nullptr, body, {}, deadline);
+  const std::lock_guard lock(mutex_);
+  --committing_;
+  if (held_) changed_.notify_all();
+  return status;
 }
 
 Result<double> RemoteClient::norm(const Commit& commit, Deadline deadline) {
@@ -306,6 +329,10 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
     }
   }
   if (Status status = begin(*operation, true, deadline); !status.ok()) return status;
+  if (options.mode == PushMode::update) {
+    const std::lock_guard lock(mutex_);
+    half_step_ = in_job_;
+  }
   return sent_whole(operation, [&]() -> Result<OperationPtr> {
     for (size_t i = 0; i < frames.size(); ++i) {
       auto request = ready.empty() ? build(frames[i], nullptr) : std::move(ready[i]);

@@ -229,6 +229,7 @@ class EpollServer : public Server {
   uint16_t port() const override { return port_; }
 
   const ServerCounters& counters() const override { return state_.counters; }
+  ServerState& state() override { return state_; }
 
   void place(uint32_t index, const Placement& placement) override {
     const std::lock_guard lock(place_mutex_);

@@ -185,12 +185,17 @@ Session::Outcome Session::replicate(const FrameView& frame, ReplySink& sink) {
 }
 
 Session::Outcome Session::image(const FrameView& frame, ReplySink& sink) {
-  if (frame.parts.size() != 1 || frame.parts[0].shard >= server_.store.shards())
+  const bool sync = frame.parts.size() == 1 && frame.parts[0].shard == kSyncLog;
+  if (!sync && (frame.parts.size() != 1 || frame.parts[0].shard >= server_.store.shards()))
     return answer(frame, {Code::refused, "an image names one shard"}, sink);
   const Part& part = frame.parts[0];
-  Shard& shard = server_.store.shard(part.shard);
+  Shard& shard = server_.store.shard(sync ? 0 : part.shard);
   if (Status status = shard.check_sender(part.term); !status.ok()) return answer(frame, status, sink);
   if (part.mode == 1) return answer(frame, {}, sink);
+  if (sync) {
+    const bool taken = server_.sync.decode(frame.body, log_entry(part));
+    return answer(frame, taken ? Status{} : Status{Code::refused, "this is no image of the sync shard"}, sink);
+  }
   if (part.table == 0) return answer(frame, shard.restore(frame.body), sink);
   const size_t count = part.count;
   const size_t heads = count * (sizeof(int64_t) + sizeof(RowMeta));

@@ -92,6 +92,15 @@ struct ClientCounters {
 };
 
 class PullOperation;
+class Chain;
+class SyncDesk;
+
+// A store in this process, with its sync shard.
+struct LocalStore {
+  Store* store = nullptr;
+  SyncDesk* sync = nullptr;
+  Chain* chain = nullptr;  // a server's
+};
 
 class StoreClient {
  public:
@@ -119,6 +128,12 @@ class StoreClient {
   virtual Result<StoreFigures> store_figures(Deadline deadline) = 0;
   // Another client of the same store, for a thread that is a worker of its own. Embedded stores only.
   virtual Result<std::unique_ptr<StoreClient>> fork();
+  // For a cut: keeps new pushes and commits back, and waits until those in flight are acknowledged everywhere
+  // and no step is half pushed. False: not by the deadline, and nothing is kept back.
+  virtual bool hold(Deadline deadline) = 0;
+  virtual void release() = 0;
+  // What images are made of, as long as the client lives; nothing where servers hold it.
+  virtual LocalStore local() { return {}; }
 
   virtual Result<TableFigures> figures(uint32_t table, Deadline deadline) = 0;
   virtual Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max,
@@ -171,11 +186,18 @@ class StoreClient {
   std::atomic<uint64_t> applied_{0};  // commits up to here are done on every server
 };
 
+// Where the client's pulse goes (serve/pulse.h). No host: it has none.
+struct CoordinatorAddress {
+  std::string host = "";
+  uint16_t port = 0;
+};
+
 struct RemoteOptions {
   ClientIdentity identity;
   Placement placement;
   std::optional<Lane> lane;  // none: the best that works
   size_t shm_bytes_max = size_t{1} << 30;
+  CoordinatorAddress coordinator = {};
 };
 
 // A store within this process. `threads` 0: one per core, at most 8.

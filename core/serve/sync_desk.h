@@ -54,6 +54,23 @@ class SyncDesk {
     return ack;
   }
 
+  struct Image {
+    std::vector<std::byte> bytes;
+    std::vector<uint64_t> clocks;
+    uint64_t entry = 0;  // the last of the log that it holds
+  };
+  Image image() {
+    const std::lock_guard lock(mutex_);
+    return {shard_.encode(), shard_.clocks(), entries_};
+  }
+  // False: these bytes are no sync shard, or somebody waits at this desk.
+  bool decode(std::span<const std::byte> in, uint64_t entry = 0) {
+    const std::lock_guard lock(mutex_);
+    if (!waiting_.empty() || !shard_.decode(in)) return false;
+    entries_ = entry;
+    return true;
+  }
+
  private:
   Handled handle(const SyncRequest& request) {
     Handled handled{.entry = ++entries_, .now = now_};

@@ -221,8 +221,8 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   return logged(std::move(ack));
 }
 
-Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank,
-                 uint64_t step, uint64_t entry) {
+Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank, uint64_t step,
+                 uint64_t entry) {
   const std::lock_guard lock(mutex_);
   Ack ack = begin(parts.empty() ? 0 : parts[0].term, entry);
   if (!ack.status.ok() || ack.duplicate) return ack;
@@ -430,10 +430,30 @@ Status Shard::restore(std::span<const std::byte> head) {
   return {};
 }
 
+void Shard::clear() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [id, entry] : tables_) {
+    const auto spec = std::visit([](const auto& rows) { return rows.shared_spec(); }, entry.rows);
+    spec->dense ? void(entry.rows.emplace<DensePieces>(spec)) : void(entry.rows.emplace<TableRows>(spec));
+  }
+  imaged_.clear();
+}
+
+void Shard::skip_commits(uint64_t seq) {
+  const std::lock_guard lock(mutex_);
+  committed_ = std::max(committed_, seq);
+}
+
+void Shard::drop_unfinished(std::span<const uint64_t> clocks) {
+  const std::lock_guard lock(mutex_);
+  staging_.drop_unfinished(clocks);
+}
+
 Status Shard::restore(const ImagePage& page) {
   const std::lock_guard lock(mutex_);
   Entry* entry = find(page.table);
   if (entry == nullptr) return unknown(page.table);
+  for (const RowMeta& meta : page.metas) version_ = std::max(version_, meta.version);
   if (std::visit([&](auto& rows) { return rows.restore(page); }, entry->rows)) return {};
   return {Code::refused,
           describe(spec_of(entry->rows)) + ": a page of its image does not fit, or memory is out"};

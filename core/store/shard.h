@@ -116,6 +116,12 @@ class Shard {
   // What was here is gone.
   Status restore(std::span<const std::byte> head);
   Status restore(const ImagePage& page);
+  // Forgets all rows, for the pages of an image that is taken over without its head.
+  void clear();
+  // Of a shard that is held elsewhere: commits up to this one are none of its business.
+  void skip_commits(uint64_t seq);
+  // Forgets what the worker of each rank staged for steps that it has not finished.
+  void drop_unfinished(std::span<const uint64_t> clocks);
 
   void fence(uint64_t client, uint32_t incarnation);
   void forget(uint64_t client, uint32_t incarnation);

@@ -112,10 +112,21 @@ void Staging::finish(const Commit& commit, uint64_t version, Staleness& stalenes
     auto it = staged_.lower_bound({entry.rank, 0, 0, 0});
     while (it != staged_.end() && std::get<0>(it->first) == entry.rank &&
            std::get<1>(it->first) <= entry.step) {
-      bytes_ -= it->second.bytes;
-      budget_->used -= it->second.bytes;
-      it = staged_.erase(it);
+      it = erase(it);
     }
+  }
+}
+
+Staging::Staged::iterator Staging::erase(Staged::iterator at) {
+  bytes_ -= at->second.bytes;
+  budget_->used -= at->second.bytes;
+  return staged_.erase(at);
+}
+
+void Staging::drop_unfinished(std::span<const uint64_t> clocks) {
+  for (auto it = staged_.begin(); it != staged_.end();) {
+    const auto& [rank, step, client, incarnation] = it->first;
+    it = rank < clocks.size() && step < clocks[rank] ? std::next(it) : erase(it);
   }
 }
 
@@ -136,10 +147,11 @@ void Staging::encode(std::vector<std::byte>& out) const {
     pack(out, head, 5);
     for (const Part& part : contribution.parts) {
       const uint32_t about[] = {part.table, part.stride};
-      const uint64_t keys = part.keys.size();
+      const uint64_t numbers[] = {part.version_read, part.by_staleness, part.keys.size()};
+      const size_t keys = part.keys.size();
       pack(out, about, 2);
       pack(out, &part.lr, 1);
-      pack(out, &keys, 1);
+      pack(out, numbers, 3);
       pack(out, part.keys.data(), keys);
       pack(out, part.rows.get(), keys * part.stride);
     }
@@ -157,13 +169,16 @@ bool Staging::decode(std::span<const std::byte>& in) {
         staged_[{static_cast<uint32_t>(head[0]), head[1], head[2], static_cast<uint32_t>(head[3])}];
     for (uint64_t n = 0; n < head[4]; ++n) {
       Part part;
-      uint64_t keys = 0;
+      std::array<uint64_t, 3> numbers{};
       std::vector<float> rows;
-      if (!unpack(in, part.table) || !unpack(in, part.stride) || !unpack(in, part.lr) || !unpack(in, keys) ||
-          !unpack(in, part.keys, keys) || part.stride > kPieceFloats ||
-          !unpack(in, rows, keys * part.stride)) {
+      if (!unpack(in, part.table) || !unpack(in, part.stride) || !unpack(in, part.lr) ||
+          !unpack(in, numbers) || !unpack(in, part.keys, numbers[2]) || part.stride > kPieceFloats ||
+          !unpack(in, rows, numbers[2] * part.stride)) {
         return false;
       }
+      const uint64_t keys = numbers[2];
+      part.version_read = numbers[0];
+      part.by_staleness = numbers[1] != 0;
       part.rows = std::make_unique_for_overwrite<float[]>(rows.size());
       std::copy(rows.begin(), rows.end(), part.rows.get());
       contribution.bytes += keys * (8 + uint64_t{4} * part.stride);

@@ -57,9 +57,10 @@ class Staging {
   // All that is staged, for another shard to go on with.
   void encode(std::vector<std::byte>& out) const;
   bool decode(std::span<const std::byte>& in);  // false: not what was staged in a shard
+  // Of each rank: what is for steps from its clock on. Of ranks without a clock: all.
+  void drop_unfinished(std::span<const uint64_t> clocks);
 
  private:
-  void clear();
   struct Part {
     uint32_t table = 0;
     float lr = 0.0f;
@@ -76,11 +77,15 @@ class Staging {
   using Name = std::tuple<uint32_t, uint64_t, uint64_t, uint32_t>;  // rank, step, client, incarnation
   using Weighted = std::vector<std::pair<const Part*, float>>;
 
+  using Staged = std::map<Name, Contribution>;
+
+  void clear();
+  Staged::iterator erase(Staged::iterator at);  // gives the next
   static Part copy(const PushPart& part, const TableSpec& spec);
   Sum merge(const Weighted& parts);
 
   const std::shared_ptr<StagedBudget> budget_;
-  std::map<Name, Contribution> staged_;
+  Staged staged_;
   uint64_t bytes_ = 0;
   uint64_t summed_ = 0;  // the commit that sums_ are of
   std::vector<Sum> sums_;

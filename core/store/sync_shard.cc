@@ -86,10 +86,13 @@ Status SyncShard::open(const SyncRequest& request) {
     members_.assign(config_.workers, Member{.since = now_});
     round_ = 0;
     passes_.clear();
+  } else if (restored_ && config_ != request.config) {
+    go_on_with(request.config);
   } else if (config_ != request.config) {
     return {Code::mismatch, "this job's sync was opened with " + describe(config_) + ", rank " +
                                 std::to_string(request.rank) + " asks for " + describe(request.config)};
   }
+  restored_ = false;
   Member& member = members_[request.rank];
   const bool another = member.client != request.client || member.incarnation != request.incarnation;
   if (member.phase == Phase::left && config_.take != Take::round) {

@@ -36,6 +36,11 @@ class SyncShard {
   // `token` names the request until it is answered; `now` is in seconds and only grows.
   std::vector<Answer> handle(const SyncRequest& request, uint64_t token, double now);
 
+  // For checkpoints (sync_image.cc). What was taken is gone on with by a job of any size and word.
+  std::vector<std::byte> encode() const;
+  std::vector<uint64_t> clocks() const;        // by rank
+  bool decode(std::span<const std::byte> in);  // false: not a sync shard; nothing has changed
+
   // What a worker is doing, in the numbers of `state`: (clock, phase, milliseconds in that phase) per rank
   // behind the count of dropped contributions.
   enum class Phase : uint64_t { absent = 0, working = 1, waiting = 2, at_end = 3, left = 4 };
@@ -92,8 +97,10 @@ class SyncShard {
   void give_back(uint32_t rank);
   Pass& pass(uint64_t epoch);
   Contribution contribution(const SyncRequest& request, float weight) const;
+  void go_on_with(const SyncConfig& config);  // after decode: the first of another kind of job is here
 
   SyncConfig config_;
+  bool restored_ = false;                   // and nobody is there yet
   std::vector<Member> members_;             // by rank
   uint64_t round_ = 0;                      // Take::round: the step whose round is open
   std::deque<Contribution> contributions_;  // finished, not in a commit; in order of finishing

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,12 @@ class WorkLedger {
   void done(uint32_t rank, uint64_t unit);
   void give_back(uint32_t rank, uint64_t unit);
   void give_back_all(uint32_t rank);
+
+  // As a checkpoint keeps it; what was handed out and not done is to be handed out again. sync_image.cc
+  void encode(std::vector<std::byte>& out) const;
+  bool decode(std::span<const std::byte>& in, size_t workers);  // false: not a ledger of so many
+  // Each batch in as many parts as there are workers now; one that is done in part is to be done again.
+  void cut_anew(uint32_t workers);
 
   // units, done, then units done by each rank, then how many units were used 0, 1, 2, ... times.
   std::vector<uint64_t> report() const;

@@ -87,6 +87,31 @@ class Ticket:
 class ManyTicket(Ticket):  # at run time a Ticket
     def wait(self, timeout_s: float) -> list[NDArray[np.float32] | None]: ...  # type: ignore[override]
 
+class Store:
+    """The shards of a store that lies in this process. An image is of the moment at which it began."""
+
+    shards: int
+    def begin_image(self, shard: int) -> bytes: ...  # the head: version, dedupe records, staged pushes
+    # (table, keys, metas as bytes (n, 16), rows), or None at the end
+    def read_image(
+        self, shard: int, bytes_max: int
+    ) -> tuple[int, NDArray[np.int64], NDArray[np.uint8], NDArray[np.float32]] | None: ...
+    def end_image(self, shard: int) -> None: ...
+    def restore_head(self, shard: int, head: bytes) -> None: ...
+    def clear(self, shard: int) -> None: ...  # of rows
+    def skip_commits(self, shard: int, seq: int) -> None: ...  # of a shard that another server holds
+    def drop_unfinished(self, shard: int, clocks: Sequence[int]) -> None: ...  # staged, by rank
+    def restore_page(
+        self,
+        shard: int,
+        table: int,
+        keys: NDArray[np.int64],
+        metas: NDArray[np.uint8],
+        rows: NDArray[np.float32],
+    ) -> None: ...
+    def sync_image(self) -> tuple[bytes, list[int]]: ...  # clocks, rounds, ledger; and the clocks by rank
+    def restore_sync(self, image: bytes) -> None: ...
+
 class Client:
     """Thread-safe. Belongs to the process that made it: in a forked child every call raises CoreError."""
 
@@ -96,6 +121,7 @@ class Client:
     def fork(self) -> Client: ...
     # Share the embedded store's work on this thread out by an OpenMP runtime that is loaded.
     def borrow_openmp(self, path: str) -> bool: ...
+    def store(self) -> Store: ...  # raises where the rows lie at servers
     # Connects to all servers, proves the token, fences older incarnations; raises CoreError naming the
     # server that does not answer within timeout_s. lane: "auto", "shm", "unix", "tcp".
     @staticmethod
@@ -108,8 +134,13 @@ class Client:
         lane: str,
         timeout_s: float,
         shm_bytes_max: int,
+        coordinator_host: str = "",  # where to renew the lease, and to be told of cuts; "": nowhere
+        coordinator_port: int = 0,
     ) -> Client: ...
     def set_placement(self, placement: Placement) -> None: ...
+    # Keeps all clients of this store from beginning pushes, once none is under way and no step half done.
+    def hold(self, timeout_s: float) -> bool: ...  # False: not in time, and nothing is held
+    def release(self) -> None: ...
     # Makes the table known to every server (and again after each reconnect).
     def declare(self, spec: TableSpec, timeout_s: float) -> None: ...
     # keys: int64, 1-d, contiguous. grads/values: float32 (n, dim) contiguous. lr NaN = the table's own.
@@ -259,6 +290,7 @@ class Server:
     @property
     def port(self) -> int: ...
     def counters(self) -> dict[str, int]: ...
+    def store(self) -> Store: ...
     def stop(self) -> None: ...
 
 def kernel_names() -> list[str]: ...

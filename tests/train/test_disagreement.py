@@ -182,15 +182,6 @@ def test_a_mean_is_weighted_and_can_be_asked_for_again_and_again() -> None:
         assert means == pytest.approx([2 / 3, 5 / 3, 8 / 3])
 
 
-def test_checkpoints_say_what_to_do_today() -> None:
-    def script(worker: Worker) -> None:
-        for call in (worker.save, worker.load):
-            with pytest.raises(BadInput, match=r"not built yet.*state_dict"):
-                call("file:///nowhere")
-
-    run_workers(1, script)
-
-
 def test_a_report_leaves_other_figures_alone() -> None:
     def script(worker: Worker) -> Any:
         worker.report(loss=1.0, auc=0.5)

@@ -14,6 +14,7 @@ LAYERS = [
     {"_core"},
     {"optim", "init", "placement"},
     {"store"},
+    {"checkpoint"},
     {"fleet"},
     {"sync", "data", "collective"},
     {"nn"},

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 import shoal
+from shoal.cli import ckpt as ckpt_
 from shoal.cli import compare as compare_
 from shoal.cli import doctor as doctor_
 from shoal.cli import job_logs, job_status, job_stop, run_command, serve, status_view
@@ -27,6 +28,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(ckpt_.app, name="ckpt")
 
 _Target = Annotated[
     str | None,
@@ -88,6 +91,11 @@ def run(
     join_timeout: Annotated[
         float, typer.Option(help="A worker that has not joined after so many seconds is named.")
     ] = 60.0,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="Save to this URL, and go on from what is there.", show_default=False),
+    ] = None,
+    every: Annotated[str, typer.Option(help="How often: 30s, 5m, 1h.")] = "5m",
 ) -> None:
     """Run a script on several workers, with servers of their own.
 
@@ -107,6 +115,8 @@ def run(
         directory=directory,
         timeout_s=timeout,
         join_timeout_s=join_timeout,
+        checkpoint=checkpoint,
+        every=every,
     )
     raise typer.Exit(code)
 

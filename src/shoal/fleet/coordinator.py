@@ -12,7 +12,8 @@ What it decides:
    what it says afterwards is not heard;
 3. clients get an id and an incarnation: a known name the same id and the next incarnation, no name a
    fresh id. Before the placement exists they wait, up to their own deadline;
-4. tables and tensors, by `shoal.store.catalogue`.
+4. tables and tensors, by `shoal.store.catalogue`;
+5. checkpoints, by `shoal.fleet.cuts`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
 from shoal.config import NAME_BYTES_MAX, CoordinatorOptions, check_name
-from shoal.errors import BadInput, Fenced, Refused, ShoalError, Timeout, code_of
+from shoal.errors import BadInput, Fenced, Refused, ShoalError, Timeout, Unavailable, code_of
+from shoal.fleet.cuts import Cuts, Replies
 from shoal.fleet.decisions import (
     ClientGranted,
     ClusterFormed,
@@ -31,7 +33,9 @@ from shoal.fleet.decisions import (
     ServerPlaced,
     TableDefined,
 )
+from shoal.fleet.leases import LEASE_S, Leases
 from shoal.fleet.placer import Placer
+from shoal.fleet.pulse import Beat, BeatKind
 from shoal.store import messages as m
 from shoal.store.catalogue import Catalogue
 
@@ -48,7 +52,7 @@ class Outcome:
     """What a request led to: decisions to journal first, then replies by connection."""
 
     decisions: list[Decision] = field(default_factory=list)
-    replies: list[tuple[int, m.Reply]] = field(default_factory=list)
+    replies: Replies = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,9 @@ class _Watching:
 class Coordinator:
     """The state of one cluster."""
 
-    def __init__(self, options: CoordinatorOptions, *, pid: int = 0) -> None:
+    def __init__(
+        self, options: CoordinatorOptions, *, pid: int = 0, client_ids_from: int = 0, now: float = -LEASE_S
+    ) -> None:
         self._options = options
         self._pid = pid
         self._formed = False
@@ -82,9 +88,11 @@ class Coordinator:
         self._heard: dict[int, float] = {}  # when each server was last heard of; those with a copy elsewhere
         self._watching: list[_Watching] = []
         self._clients: dict[str, ClientGranted] = {}
-        self._client_id_max = 0
+        self._client_ids_from = self._client_id_max = client_ids_from
         self._catalogue = Catalogue()
         self._waiting: list[_Waiting] = []
+        self.leases = Leases(now)
+        self._cuts = Cuts(options.shards, self.leases)
 
     @property
     def ready(self) -> bool:
@@ -95,9 +103,11 @@ class Coordinator:
         """The first decision of a cluster's life; none if it was restored."""
         outcome = Outcome()
         if not self._formed:
-            options = self._options
             formed = ClusterFormed(
-                shards=options.shards, servers=options.servers, replicas=options.replicas
+                shards=self._options.shards,
+                servers=self._options.servers,
+                replicas=self._options.replicas,
+                client_ids_from=self._client_ids_from,
             )
             self._decide(outcome, formed)
         return outcome
@@ -128,7 +138,7 @@ class Coordinator:
             outcome.replies.append((peer, m.Failure(code=code_of(error), message=str(error))))
         return outcome
 
-    def closed(self, peer: int, now: float) -> None:
+    def closed(self, peer: int, now: float) -> Outcome:
         """A connection ended. Its server is shown as gone, and is suspected of it."""
         self._waiting = [waiting for waiting in self._waiting if waiting.peer != peer]
         self._watching = [watching for watching in self._watching if watching.peer != peer]
@@ -139,10 +149,29 @@ class Coordinator:
                     lease_ends = self._heard[index] + self._options.lease_s
                     self._heard[index] = min(lease_ends, now + _SUSPECT_S) - self._options.lease_s
         self._catalogue.opener_gone(peer)
+        self.leases.closed(peer)
+        return Outcome(replies=self._cuts.closed(peer, now))
+
+    # The pulses of clients.
+
+    @property
+    def holding(self) -> bool:
+        """Whether a cut is being made: a client that comes now must wait until it is."""
+        return self._cuts.holding
+
+    def beat(self, peer: int, beat: Beat, now: float) -> Outcome:
+        """A client's pulse."""
+        if beat.kind == BeatKind.BYE:
+            self.leases.give_up(peer)
+            return Outcome()
+        if not self.leases.renew(peer, beat, now):
+            raise Refused("the lease is over; the client must connect its pulse again")
+        held = beat.kind == BeatKind.HELD
+        return Outcome(replies=self._cuts.held(peer, beat.number, now) if held else [])
 
     def tick(self, now: float) -> Outcome:
         """Answer those whose deadline passed while they waited; give up servers whose lease has ended."""
-        outcome = Outcome()
+        outcome = Outcome(replies=self._cuts.tick(now))
         for waiting in [waiting for waiting in self._waiting if waiting.until <= now]:
             self._waiting.remove(waiting)
             error = Timeout(
@@ -157,13 +186,17 @@ class Coordinator:
         return outcome
 
     def late(self, by: float) -> None:
-        """The caller's clock went on while nobody was heard, such as on a stopped machine: leases grow by that."""
+        """The caller's clock went on while nobody was heard, such as on a stopped machine: leases grow."""
+        self.leases.was_late(by)
         self._heard = {index: heard + by for index, heard in self._heard.items()}
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
-        leases = [heard + self._options.lease_s for heard in self._heard.values()]
-        return min([w.until for w in (*self._waiting, *self._watching)] + leases, default=None)
+        deadlines = [waiting.until for waiting in (*self._waiting, *self._watching)]
+        deadlines += [heard + self._options.lease_s for heard in self._heard.values()]
+        if self._cuts.deadline is not None:
+            deadlines.append(self._cuts.deadline)
+        return min(deadlines, default=None)
 
     # Requests, one method each.
 
@@ -297,12 +330,36 @@ class Coordinator:
             servers=self._server_infos(),
             waiting_for=self._missing(),
             tables=len(self._catalogue),
-            clients=self._client_id_max,
+            clients=self._client_id_max - self._client_ids_from,
             replicas=self._options.replicas,
             degraded=self._placer.degraded(),
             filling=len(self._placer.fills),
         )
         outcome.replies.append((peer, status))
+
+    @_handle.register
+    def _save(self, request: m.SaveStore, peer: int, now: float, outcome: Outcome) -> None:
+        self._begin_cut(request, peer, now, outcome)
+
+    @_handle.register
+    def _load(self, request: m.LoadStore, peer: int, now: float, outcome: Outcome) -> None:
+        self._begin_cut(request, peer, now, outcome)
+
+    def _begin_cut(self, request: m.SaveStore | m.LoadStore, peer: int, now: float, outcome: Outcome) -> None:
+        placed = self._placer.placed
+        if placed is None:
+            raise Unavailable(f"the cluster is not complete: servers {list(self._missing())} are missing")
+        owned: dict[int, list[int]] = {}
+        for shard, chain in enumerate(placed.chains):
+            # One copy is written; all are read.
+            for index in chain[:1] if isinstance(request, m.SaveStore) else chain:
+                owned.setdefault(index, []).append(shard)
+        shards = {index: tuple(mine) for index, mine in owned.items()}
+        outcome.replies += self._cuts.begin(peer, request, self._peer_of_server, shards, now)
+
+    @_handle.register
+    def _part(self, request: m.PartReport, peer: int, now: float, outcome: Outcome) -> None:
+        outcome.replies += self._cuts.report(peer, request, now)
 
     # Decisions.
 
@@ -314,6 +371,7 @@ class Coordinator:
         match decision:
             case ClusterFormed():
                 self._formed = True
+                self._client_ids_from = self._client_id_max = decision.client_ids_from
             case ServerPlaced():
                 self._servers[decision.index] = decision
             case ServerGone():

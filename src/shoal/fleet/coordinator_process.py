@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import itertools
 import logging
@@ -27,8 +28,10 @@ from pathlib import Path
 
 from shoal.config import SHARDS, CoordinatorOptions, ServerOptions
 from shoal.errors import Refused, Unavailable, code_of
+from shoal.fleet import pulse
 from shoal.fleet.coordinator import Coordinator, Outcome
 from shoal.fleet.journal import Journal
+from shoal.fleet.leases import LEASE_S
 from shoal.fleet.process import listen, run_process
 from shoal.store import messages as m
 from shoal.store.control import Address, keep_alive
@@ -50,14 +53,22 @@ class CoordinatorServer:
         self._options = options
         self._token = token
         self._journal = journal
-        self._coordinator = Coordinator(options, pid=os.getpid())
+        restored = list(journal)
+        # Of an earlier life there may be clients that have not found this one yet.
+        since = time.monotonic() - (0.0 if restored else LEASE_S)
+        self._coordinator = Coordinator(
+            options, pid=os.getpid(), client_ids_from=secrets.randbits(31) << 32, now=since
+        )
+        self._pulses: set[int] = set()
+        self._not_holding = asyncio.Event()
+        self._not_holding.set()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._peers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._failed = False
         self.stop = asyncio.Event()
-        for decision in journal:
+        for decision in restored:
             self._coordinator.restore(decision)
         journal.append(self._coordinator.form().decisions)
 
@@ -89,9 +100,16 @@ class CoordinatorServer:
         try:
             keep_alive(writer.get_extra_info("socket"))
             async with asyncio.timeout(self._options.handshake_s):
-                await self._handshake(reader, writer)
+                first = int.from_bytes(await reader.readexactly(m.LENGTH_BYTES), "little")
+                if first == pulse.MAGIC:
+                    await self._open_pulse(peer, reader, writer)
+                else:
+                    await self._handshake(first, reader, writer)
             while True:
-                await self._request(peer, reader, writer)
+                if peer in self._pulses:
+                    await self._beat(peer, reader)
+                else:
+                    await self._request(peer, reader, writer)
         except Refused as error:
             _log.warning("refused %s: %s", name, error)
             with contextlib.suppress(OSError):
@@ -102,12 +120,33 @@ class CoordinatorServer:
             _log.debug("%s is gone: %s", name, error)
         finally:
             del self._writers[peer]
-            self._coordinator.closed(peer, time.monotonic())
-            self._set_timer()
+            self._pulses.discard(peer)
+            self._carry_out(self._coordinator.closed(peer, time.monotonic()))
             writer.close()
 
-    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        hello = await _receive(reader, m.HANDSHAKE_BYTES_MAX)
+    async def _open_pulse(
+        self, peer: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        hello = pulse.Hello.decode(await reader.readexactly(pulse.Hello.BYTES))
+        nonce = secrets.token_bytes(m.NONCE_BYTES)
+        writer.write(nonce)
+        proof = await reader.readexactly(hashlib.sha256().digest_size)
+        if not hmac.compare_digest(proof, pulse.prove(self._token, "client", hello, nonce)):
+            raise Refused("wrong token")
+        # Its client pushes once it is welcome, and must not within a cut.
+        await self._not_holding.wait()
+        self._pulses.add(peer)
+        self._coordinator.leases.open(peer, hello.client_id, hello.incarnation, time.monotonic())
+        writer.write(pulse.prove(self._token, "server", hello, nonce))
+
+    async def _beat(self, peer: int, reader: asyncio.StreamReader) -> None:
+        beat = pulse.Beat.decode(await reader.readexactly(pulse.Beat.BYTES))
+        self._carry_out(self._coordinator.beat(peer, beat, time.monotonic()))
+
+    async def _handshake(
+        self, first: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        hello = await _receive_body(reader, first, m.HANDSHAKE_BYTES_MAX)
         if not isinstance(hello, m.Hello):
             raise Refused(f"a connection begins with Hello, not {type(hello).__name__}")
         if hello.version != m.VERSION:
@@ -140,7 +179,11 @@ class CoordinatorServer:
         for peer, reply in outcome.replies:
             writer = self._writers.get(peer)
             if writer is not None:
-                writer.write(m.encode(reply))
+                writer.write(reply.encode() if isinstance(reply, pulse.PulseOrder) else m.encode(reply))
+        if self._coordinator.holding:
+            self._not_holding.clear()
+        else:
+            self._not_holding.set()
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -153,14 +196,18 @@ class CoordinatorServer:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick, deadline)
 
     def _tick(self, due: float) -> None:
-        late = time.monotonic() - due
-        if late > _LATE_S:
-            self._coordinator.late(late)
-        self._carry_out(self._coordinator.tick(time.monotonic()))
+        now = time.monotonic()
+        if now > due + _LATE_S:
+            self._coordinator.late(now - due)
+        self._carry_out(self._coordinator.tick(now))
 
 
 async def _receive(reader: asyncio.StreamReader, bytes_max: int) -> m.Message:
     length = int.from_bytes(await reader.readexactly(m.LENGTH_BYTES), "little")
+    return await _receive_body(reader, length, bytes_max)
+
+
+async def _receive_body(reader: asyncio.StreamReader, length: int, bytes_max: int) -> m.Message:
     if length > bytes_max:
         raise Refused(f"a message of {length} bytes; at most {bytes_max} are taken")
     async with asyncio.timeout(_BODY_S):

@@ -32,11 +32,13 @@ class _Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class ClusterFormed(_Decision, frozen=True, kw_only=True, tag="formed"):
-    """What the cluster is."""
+    """What the cluster is. Client ids begin at a random number: what a checkpoint of another cluster says of
+    its clients is then never taken for one of this."""
 
     shards: int
     servers: int
     replicas: int = 0
+    client_ids_from: int = 0
 
     @property
     def key(self) -> str:

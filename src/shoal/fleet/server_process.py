@@ -26,10 +26,11 @@ from shoal import _core
 from shoal.config import ServerOptions
 from shoal.errors import BadInput, Fenced, Refused, Timeout, Unavailable, from_core
 from shoal.fleet.chain_duty import ChainDuty
+from shoal.fleet.parts import Parts
 from shoal.fleet.process import run_process
 from shoal.fleet.token import reachable_host
 from shoal.store.control import Address, ControlClient
-from shoal.store.messages import ClusterInfo, GetCluster, RegisterServer, ServerAdmitted
+from shoal.store.messages import ClusterInfo, GetCluster, PartOrder, RegisterServer, ServerAdmitted
 
 __all__ = ["main", "run_server"]
 
@@ -69,7 +70,7 @@ def run_server(
             admitted = control.ask(registration, ServerAdmitted, _JOIN_S)
             _log.info("server %d listens on %s:%d", admitted.index, options.host, server.port)
             chains = ChainDuty(server, ControlClient(join, token), admitted.index, registration.identity)
-            _wait(control, registration, watch_stdin, chains)
+            _wait(control, registration, Parts(server.store()), chains, watch_stdin)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
@@ -107,21 +108,38 @@ def _socket_path(wanted: Path | None) -> Iterator[str]:
 
 
 def _wait(
-    control: ControlClient, registration: RegisterServer, watch_stdin: bool, chains: ChainDuty
+    control: ControlClient,
+    registration: RegisterServer,
+    parts: Parts,
+    chains: ChainDuty,
+    watch_stdin: bool,
 ) -> None:
-    """Return when stdin ends or the cluster has given this server up; keep it registered meanwhile."""
+    """Return when stdin ends or the cluster has given this server up.
+
+    Meanwhile it does what the coordinator says, and keeps the registration alive.
+    """
     stdin = sys.stdin.fileno() if watch_stdin else -1
     complained = False
     while True:
         connection = control.fileno()
         poller = select.poll()
-        for descriptor in {stdin, connection, chains.over} - {-1}:
+        for descriptor in {stdin, connection, parts.fileno(), chains.over} - {-1}:
             poller.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poller.poll(_REJOIN_EVERY_MS if connection == -1 else None)}
         if stdin in ready or chains.over in ready:
             return
-        # The coordinator says nothing unasked: readable means that it is gone.
-        control.drop()
+        try:
+            if parts.fileno() in ready:
+                for report in parts.reports():
+                    control.tell(report)
+            if connection in ready:
+                order = control.hear()
+                if isinstance(order, PartOrder):
+                    parts.take(order)
+            if connection != -1:
+                continue
+        except (OSError, EOFError, Refused):
+            control.drop()
         try:
             control.ask(registration, ServerAdmitted, _REJOIN_S, patience_s=0.0)
             _log.info("registered again at %s", control.address)

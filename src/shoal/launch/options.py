@@ -16,6 +16,7 @@ from shoal.train.straggler import parse_stragglers
 __all__ = ["JobOptions", "check_job_name"]
 
 _NAME_BYTES_MAX = 200
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,9 @@ class JobOptions:
     timeout_s: float | None = None
     # A worker that has not called shoal.join() by then is named.
     join_timeout_s: float = 60.0
+    # Where checkpoints are written and gone on from; how often.
+    checkpoint: str | None = None
+    every: str = "5m"
 
     def __post_init__(self) -> None:
         check_count("workers", self.workers, 1, WORKERS_MAX)
@@ -58,6 +62,17 @@ class JobOptions:
         if not isinstance(self.join_timeout_s, int | float) or not 0 < self.join_timeout_s < float("inf"):
             raise BadInput(f"join-timeout is {self.join_timeout_s!r}; it must be a number of seconds above 0")
         _check_command(self.command)
+        assert self.every_s > 0
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between checkpoints."""
+        number, unit = self.every[:-1], self.every[-1:]
+        if unit not in _UNITS or not number.replace(".", "", 1).isdecimal() or float(number) <= 0:
+            raise BadInput(
+                f"every is {self.every!r}; allowed: a number above 0 and s, m or h, as in 30s or 5m"
+            )
+        return float(number) * _UNITS[unit]
 
     @property
     def module(self) -> bool:

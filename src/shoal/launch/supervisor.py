@@ -28,12 +28,14 @@ from typing import TextIO
 
 import msgspec
 
+from shoal.checkpoint.client import check_writable
 from shoal.errors import BadInput
 from shoal.fleet.local import LocalCluster
 from shoal.launch import guardian
 from shoal.launch.board import Board
 from shoal.launch.options import JobOptions
 from shoal.launch.records import JobRecord, ServerRecord, WorkerRecord, find_job, make_job_directory
+from shoal.launch.saver import Saver, go_on
 from shoal.launch.screen import LogFile, Screen
 from shoal.launch.verdict import Verdict
 from shoal.launch.worker import Pipe, Worker, exit_code
@@ -100,6 +102,8 @@ def run_job(options: JobOptions, shown: TextIO | None = None) -> int:
     with ExitStack() as stack:
         # First: from the moment that there is a job to be seen, a signal ends it in order.
         signals = stack.enter_context(_Signals())
+        if options.checkpoint is not None:
+            check_writable(options.checkpoint)
         record = make_job_directory(options)
         log = LogFile(record.path / "logs" / "job.log")
         stack.callback(log.close)
@@ -156,11 +160,13 @@ class _Job:
         self._kill_at: float | None = None
         self._warned = False
         self._last_words: list[str] = []
+        self._saver: Saver | None = None
         self._stack = stack
         signals.raising = True
         if signals.first is not None:
             raise _Stopped
         self._cluster = stack.enter_context(LocalCluster(options.servers, directory=record.path / "cluster"))
+        self._restored = None if options.checkpoint is None else go_on(self._cluster, options.checkpoint)
         signals.raising = False
         self._guardian = stack.enter_context(_Guardian())
         self._record = self._begin_record(record)
@@ -178,6 +184,12 @@ class _Job:
         """Start the workers and look after them until all have ended."""
         self._watch(self._signals.receiver.fileno(), self._signalled)
         self._watch_cluster()
+        if self._options.checkpoint is not None:
+            log = self._record.path / "logs" / "checkpoint.log"
+            self._saver = Saver(self._cluster, self._options.checkpoint, self._options.every_s, log)
+            self._stack.callback(self._saver.end)
+        if self._restored is not None:
+            self._screen.note(f"going on from checkpoint {self._restored} of {self._options.checkpoint}")
         self._start_workers()
         self._screen.note(f"job {self._record.name}: {self._what()}; logs in {self._record.path / 'logs'}")
         while self._workers:
@@ -369,6 +381,8 @@ class _Job:
     # The end.
 
     def _finish(self) -> int:
+        if self._saver is not None:
+            self._saver.end(last=self._verdict.ending is None)
         self._screen.close()
         self._cluster.close()
         for path in (self._cluster.token_file, self._cluster.directory / "journal.db"):

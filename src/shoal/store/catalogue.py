@@ -92,6 +92,10 @@ class Directory(Protocol):
         """The first value of the tensor `name` is in place."""
         ...
 
+    def entries(self, timeout_s: float) -> list[TableEntry]:
+        """All tables and tensors, in order of creation."""
+        ...
+
     def close(self) -> None:
         """Let go of connections."""
         ...

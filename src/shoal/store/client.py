@@ -7,6 +7,7 @@ otherwise; the code here does not tell them apart.
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
@@ -31,6 +32,7 @@ from shoal.types import ArrayLike, Codec, Waitable
 __all__ = ["Client", "Session"]
 
 _CODECS: tuple[str, ...] = get_args(Codec)
+CHECKPOINT_S = 3600.0
 _POLL_FIRST_S = 0.002
 _POLL_MAX_S = 0.05
 # The core ends its timeouts so, whether there is a ticket or not; here it is known.
@@ -242,6 +244,32 @@ class Client:
         self._session.check()
         return dict(self._session.core.counters())
 
+    def save(self, url: str, *, timeout: float = CHECKPOINT_S) -> str:
+        """Write a checkpoint of the whole store under `url`: file://, s3://, ...; returns its name.
+
+        Rows, optimizer state and all that goes with them, of one instant; servers write their own. Others
+        may push and pull meanwhile.
+
+        >>> import shoal
+        >>> client = shoal.connect("memory://")
+        >>> _ = client.table("items", dim=4, optimizer=shoal.optim.SGD(lr=0.1))
+        >>> client.save("memory://doctest")[:6]
+        '000001'
+        """
+        name: str = _checkpoints().save(self, url, self._session.deadline(timeout))
+        return name
+
+    def load(self, url: str, *, timeout: float = CHECKPOINT_S) -> str:
+        """Make the store's rows those of a checkpoint; returns its name.
+
+        `url` is where `save` wrote, for the newest that is whole, or one of them (URL/NAME). It may have been
+        saved by another number of servers. Tables that do not exist here are created; those that do must
+        have the same layout, or Mismatch lists what differs. What is damaged is refused before anything
+        is changed. Nobody else should push meanwhile.
+        """
+        name: str = _checkpoints().load(self, url, self._session.deadline(timeout))
+        return name
+
     def close(self) -> None:
         """Close the connections. What was not waited for may or may not take effect. Twice is harmless."""
         session = self._session
@@ -307,6 +335,11 @@ class Client:
             f"a Client cannot be pickled or copied: it belongs to process {self._session.pid}. Call "
             f"shoal.connect({self.address!r}) in the other process"
         )
+
+
+def _checkpoints() -> Any:
+    """The functions behind save and load, at their first use: they lie above this layer, with fsspec."""
+    return importlib.import_module("shoal.checkpoint.client")
 
 
 def _check(name: str, value: Any, kind: Any, make: Any = None) -> Any:

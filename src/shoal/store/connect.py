@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from shoal import _core
 from shoal.config import (
@@ -17,13 +18,24 @@ from shoal.config import (
     read_environment,
 )
 from shoal.errors import BadInput, from_core
-from shoal.store.catalogue import Catalogue, Directory, Opened, TableRequest
+from shoal.store.catalogue import Catalogue, Directory, Opened, TableEntry, TableRequest
 from shoal.store.client import Client, Session
-from shoal.store.control import Address, ControlClient
+from shoal.store.control import Address, ControlClient, ReplyT
+from shoal.store.messages import (
+    ClientGrant,
+    Done,
+    JoinCluster,
+    ListTables,
+    LoadStore,
+    OpenTable,
+    SaveStore,
+    TableOpened,
+    TablePage,
+    TensorWritten,
+)
 from shoal.store.placement_watch import PlacementWatch, core_placement
-from shoal.store.messages import ClientGrant, Done, JoinCluster, OpenTable, TableOpened, TensorWritten
 
-__all__ = ["connect"]
+__all__ = ["RemoteDirectory", "connect"]
 
 _MEMORY = "memory://"
 # A coordinator that refuses connections may be starting; a wrong address should not cost the whole deadline.
@@ -36,6 +48,7 @@ class _LocalDirectory:
     def __init__(self) -> None:
         self._catalogue = Catalogue()
         self._lock = threading.Lock()
+        self.life = secrets.token_hex(8)  # of the rows: another one after each load
 
     def open(self, request: TableRequest, timeout_s: float) -> Opened:
         with self._lock:
@@ -45,11 +58,15 @@ class _LocalDirectory:
         with self._lock:
             self._catalogue.written(name)
 
+    def entries(self, timeout_s: float) -> list[TableEntry]:
+        with self._lock:
+            return list(self._catalogue)
+
     def close(self) -> None:
         pass
 
 
-class _RemoteDirectory:
+class RemoteDirectory:
     """The catalogue at the coordinator."""
 
     def __init__(self, control: ControlClient, watch: PlacementWatch) -> None:
@@ -61,6 +78,21 @@ class _RemoteDirectory:
 
     def written(self, name: str, timeout_s: float) -> None:
         self._control.ask(TensorWritten(name=name), Done, timeout_s)
+
+    def entries(self, timeout_s: float) -> list[TableEntry]:
+        entries: list[TableEntry] = []
+        more = True
+        while more:
+            after = entries[-1].id if entries else 0
+            page = self._control.ask(ListTables(after=after), TablePage, timeout_s)
+            entries += page.entries
+            more = page.more
+        return entries
+
+    def order(self, request: SaveStore | LoadStore, reply: type[ReplyT], timeout_s: float) -> ReplyT:
+        """Ask for what all servers take part in. By a connection of its own: it may take long."""
+        with closing(self._control.another()) as control:
+            return control.ask(request, reply, timeout_s)
 
     def close(self) -> None:
         self._watch.close()
@@ -137,16 +169,16 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
         request = JoinCluster(name=name, wait_s=0.9 * options.timeout_s)
         grant = control.ask(request, ClientGrant, options.timeout_s, _REFUSED_PATIENCE_S)
         with _mapped(str(address)):
-            core = _connect_core(grant, token, options)
+            core = _connect_core(address, grant, token, options)
     except BaseException:
         control.close()
         raise
     watch = PlacementWatch(address, token, core, grant.placement.version)
-    directory: Directory = _RemoteDirectory(control, watch)
+    directory: Directory = RemoteDirectory(control, watch)
     return Client(Session(core, str(address), options, name), directory)
 
 
-def _connect_core(grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:
+def _connect_core(address: Address, grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:
     return _core.Client.connect(
         client_id=grant.client_id,
         incarnation=grant.incarnation,
@@ -155,6 +187,8 @@ def _connect_core(grant: ClientGrant, token: str, options: ClientOptions) -> _co
         lane=options.lane,
         timeout_s=options.timeout_s,
         shm_bytes_max=options.shm_bytes_max,
+        coordinator_host=address.host,
+        coordinator_port=address.port,
     )
 
 

@@ -36,10 +36,11 @@ from shoal.store.messages import (
     prove,
 )
 
-__all__ = ["Address", "ControlClient", "keep_alive"]
+__all__ = ["Address", "ControlClient", "ReplyT", "keep_alive"]
 
 _RETRY_FIRST_S = 0.01
 _RETRY_MAX_S = 0.25
+_TELL_S = 5.0
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
@@ -118,6 +119,21 @@ class ControlClient:
         if not isinstance(answer, reply):
             raise Internal(f"{self.address} answered a {type(request).__name__} by {type(answer).__name__}")
         return answer
+
+    def another(self) -> ControlClient:
+        """One more, to the same coordinator."""
+        return ControlClient(self.address, self._token)
+
+    def tell(self, report: Request) -> None:
+        """Send what gets no answer. OSError: nobody hears it."""
+        if self._socket is not None:
+            _send(self._socket, report, time.monotonic() + _TELL_S)
+
+    def hear(self) -> Message:
+        """What was sent unasked. EOFError or OSError: the connection has ended."""
+        if self._socket is None:
+            raise EOFError("not connected")
+        return _receive(self._socket, time.monotonic() + _TELL_S)
 
     def fileno(self) -> int:
         """The descriptor of the connection, or -1: readable without a request means that it ended."""

@@ -10,14 +10,15 @@ which both ends prove that they have the token without sending it:
     Proof(HMAC(token, client label + both nonces))  ->
                                    <-        Welcome(HMAC(token, coordinator label + both nonces))
 
-After it each request gets one reply, in order. A `Failure` carries a code of `shoal.errors`.
+After it each request gets one reply, in order. A `Failure` carries a code of `shoal.errors`. The one thing
+that the coordinator says unasked is a `PartOrder` to a server, which answers by reports that get no reply.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -38,8 +39,12 @@ __all__ = [
     "Hello",
     "JoinCluster",
     "ListTables",
+    "LoadStore",
     "Message",
     "OpenTable",
+    "PartInfo",
+    "PartOrder",
+    "PartReport",
     "PlacementInfo",
     "PlacementNews",
     "Proof",
@@ -47,9 +52,11 @@ __all__ = [
     "RemoveServer",
     "Reply",
     "Request",
+    "SaveStore",
     "ServerAdmitted",
     "ServerInfo",
     "StatusInfo",
+    "StoreSaved",
     "TableOpened",
     "TablePage",
     "TensorWritten",
@@ -175,6 +182,67 @@ class RemoveServer(_Message, frozen=True, kw_only=True, tag="remove"):
     index: int
 
 
+class SaveStore(_Message, frozen=True, kw_only=True, tag="save"):
+    """All servers are to write their shards, as of one cut, under URL/name. Answered when they have."""
+
+    url: str
+    name: str
+    base: str | None = None
+    wait_s: float
+
+
+class LoadStore(_Message, frozen=True, kw_only=True, tag="load"):
+    """All servers are to read URL/name; first all check it. `tables`: its ids -> those of this cluster."""
+
+    url: str
+    name: str
+    tables: dict[int, int]
+    resume: bool = False
+    wait_s: float
+
+
+class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What one server has written of a checkpoint."""
+
+    name: str
+    sha256: str
+    rows: int
+    bytes: int
+
+
+class PartReport(_Message, frozen=True, kw_only=True, tag="part"):
+    """How far a server is with an order. `part` None of one that was saved: that base is not to be had."""
+
+    number: int
+    did: Literal["begun", "saved", "checked", "loaded", "failed"]
+    part: PartInfo | None = None
+    clocks: tuple[int, ...] = ()
+    code: int = 0
+    message: str = ""
+
+
+class PartOrder(_Message, frozen=True, kw_only=True, tag="order"):
+    """What a server is to do with these of its shards; another one than the last ends that."""
+
+    number: int
+    do: Literal["save", "check", "load", "stop"]
+    url: str = ""
+    name: str = ""
+    base: str | None = None
+    index: int = 0
+    shards: tuple[int, ...] = ()
+    tables: dict[int, int] = {}
+    resume: bool = False
+
+
+class StoreSaved(_Message, frozen=True, kw_only=True, tag="saved"):
+    """All parts are written."""
+
+    parts: tuple[PartInfo, ...]
+    clocks: tuple[int, ...]
+    shards: int
+
+
 class ClusterInfo(_Message, frozen=True, kw_only=True, tag="cluster"):
     """What a cluster is. `weak`: replicas may lag behind what was acknowledged."""
 
@@ -284,6 +352,9 @@ Request: TypeAlias = (
     | Filled
     | EvictServer
     | RemoveServer
+    | SaveStore
+    | LoadStore
+    | PartReport
 )
 Reply: TypeAlias = (
     ClusterInfo
@@ -293,6 +364,8 @@ Reply: TypeAlias = (
     | TableOpened
     | TablePage
     | StatusInfo
+    | StoreSaved
+    | PartOrder
     | Done
     | Failure
 )

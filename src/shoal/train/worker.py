@@ -209,19 +209,26 @@ class Worker:
             return self.round_clip.wish(float(max_norm))
         return LocalClip(model).clip(float(max_norm))
 
-    def save(self, url: str) -> None:
-        """Not there yet."""
-        raise BadInput(
-            f"worker.save({url!r}): checkpoints of a job are not built yet. Today: on rank 0, "
-            f"torch.save(model.state_dict(), path), which holds the rows of tables, too"
-        )
+    def save(self, url: str) -> str:
+        """Write a checkpoint of the job's store, as `client.save`; one worker is enough. Returns its name."""
+        if self.policy.dense_home != "server":
+            raise BadInput(
+                f"worker.save({url!r}): under {self.policy} dense parameters lie on the workers, and a "
+                f"checkpoint holds what lies at servers. Save model.state_dict() on rank 0, and the tables "
+                f"with worker.client.save"
+            )
+        return self.client.save(url)
 
-    def load(self, url: str) -> None:
-        """Not there yet."""
-        raise BadInput(
-            f"worker.load({url!r}): checkpoints of a job are not built yet. Today: "
-            f"model.load_state_dict(...) on rank 0, after prepare, and a barrier before training"
-        )
+    def load(self, url: str) -> str:
+        """Make the job's parameters those of a checkpoint; every worker must call it. Returns its name.
+
+        After `prepare`: what differs from the model is then listed, and dense parameters follow at once.
+        """
+        name = self.client.load(url) if self.rank == 0 else ""
+        self.barrier()
+        if self.strategy is not None:
+            self.strategy.refresh()
+        return name
 
     def close(self) -> None:
         """Leave the job: others wait no more for this worker."""

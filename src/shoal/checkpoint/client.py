@@ -1,0 +1,204 @@
+"""`client.save` and `client.load`: who writes is whoever holds the rows; the manifest comes last."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from typing import Any
+
+from shoal.checkpoint import manifest as manifest_
+from shoal.checkpoint import shards
+from shoal.checkpoint.manifest import Manifest
+from shoal.checkpoint.place import Place
+from shoal.errors import BadInput, Mismatch, Refused, Timeout, Unavailable
+from shoal.store.catalogue import TableEntry, TableRequest
+from shoal.store.client import Client
+from shoal.store.connect import RemoteDirectory
+from shoal.store.messages import Done, LoadStore, PartInfo, SaveStore, StoreSaved
+
+__all__ = ["check_writable", "load", "save", "split"]
+
+_log = logging.getLogger("shoal.checkpoint")
+# Tables of Shoal's own hold what workers say to each other, and nothing of a model.
+_OWN = "shoal."
+_SHOWN_MAX = 12
+_HOLD_S = 1.0
+
+
+def save(client: Client, url: str, timeout_s: float, base: str | None = None) -> str:
+    """Save the store; the name of the new checkpoint. `base`: only what changed since that one."""
+    place = Place(url)
+    name = manifest_.new_name(place)
+    directory: Any = client._directory
+    parts: tuple[PartInfo, ...]
+    clocks: tuple[int, ...]
+    if isinstance(directory, RemoteDirectory):
+        _check_shared(place)
+        request = SaveStore(url=url, name=name, base=base, wait_s=timeout_s)
+        saved = directory.order(request, StoreSaved, timeout_s)
+        parts, clocks, count = saved.parts, saved.clocks, saved.shards
+    else:
+        core = client._session.core
+        count = core.shards
+        _hold(client, timeout_s)
+        try:
+            saving = shards.Saving(core.store(), range(count), directory.life)
+        finally:
+            core.release()
+        since = None if base is None else manifest_.find(place, base)
+        part = saving.write(place, name, 0, since)
+        parts, clocks = () if part is None else (part,), tuple(saving.clocks)
+    if not parts:
+        raise Refused(f"checkpoint {url}/{base} is of another life of this store: rows were loaded since")
+    written = Manifest(
+        name=name,
+        time=time.time(),
+        shards=count,
+        tables=tuple(directory.entries(timeout_s)),
+        parts=parts,
+        clocks=clocks,
+        base=base,
+    )
+    manifest_.write(place, written)
+    return name
+
+
+def load(client: Client, url: str, timeout_s: float, *, resume: bool = False) -> str:
+    """Make the store what the checkpoint is; its name. See `Client.load`."""
+    place, name = split(url)
+    if isinstance(client._directory, RemoteDirectory):
+        _check_shared(place)
+    if name is not None:
+        return _load(client, place, manifest_.find(place, name), timeout_s, resume)
+    tried = manifest_.names(place)
+    if not tried:
+        raise BadInput(f"there is no checkpoint at {place.url}")
+    reasons: list[str] = []
+    for each in reversed(tried):
+        try:
+            return _load(client, place, manifest_.find(place, each), timeout_s, resume)
+        except Refused as error:
+            reasons.append(str(error))
+            _log.warning("%s; trying the one before", error)
+    raise Refused(f"no checkpoint at {place.url} can be loaded: " + "; ".join(reasons[:_SHOWN_MAX]))
+
+
+def split(url: str) -> tuple[Place, str | None]:
+    """The place, and which checkpoint there if the URL ends with its name."""
+    before, _, last = url.rstrip("/").rpartition("/")
+    if before and manifest_.is_name(last):
+        return Place(before), last
+    return Place(url), None
+
+
+def _hold(client: Client, timeout_s: float) -> None:
+    """Keep all clients of an embedded store from pushing; a thread that dwells within a step is let go on."""
+    end = time.monotonic() + timeout_s
+    while not client._session.core.hold(_HOLD_S):
+        if time.monotonic() >= end:
+            raise Timeout(f"no cut within {timeout_s:g} s: a thread is in the middle of a step all the time")
+
+
+def _check_shared(place: Place) -> None:
+    if place.is_private:
+        raise BadInput(
+            f"{place.url}: servers are other processes, and cannot reach the memory of this one; "
+            f"use file://, s3:// or another place that all of them reach"
+        )
+
+
+def _load(client: Client, place: Place, manifest: Manifest, timeout_s: float, resume: bool) -> str:
+    directory: Any = client._directory
+    if isinstance(directory, RemoteDirectory):
+        tables = _open_tables(client, place, manifest, timeout_s, resume)
+        request = LoadStore(url=place.url, name=manifest.name, tables=tables, resume=resume, wait_s=timeout_s)
+        directory.order(request, Done, timeout_s)
+    else:
+        store = client._session.core.store()
+        _check_shards(place, manifest, store.shards)
+        shards.check(place, manifest.name)
+        tables = _open_tables(client, place, manifest, timeout_s, resume)
+        directory.life = secrets.token_hex(8)
+        shards.load(store, place, manifest.name, range(store.shards), tables, resume=resume)
+    for entry in manifest.tables:
+        if entry.shape is not None and entry.written:
+            directory.written(entry.name, timeout_s)
+    return manifest.name
+
+
+def _check_shards(place: Place, manifest: Manifest, here: int) -> None:
+    if manifest.shards != here:
+        raise Mismatch(
+            f"checkpoint {place.url}/{manifest.name} has {manifest.shards} shards, this store {here}; "
+            f"start it with --shards {manifest.shards}"
+        )
+
+
+def _open_tables(
+    client: Client, place: Place, manifest: Manifest, timeout_s: float, resume: bool
+) -> dict[int, int]:
+    """Create what is missing here; ids of the checkpoint -> ids here. Mismatch lists all that differs."""
+    here = {entry.name: entry for entry in client._directory.entries(timeout_s)}
+    there = {entry.name: entry for entry in manifest.tables}
+    differences = [
+        f"{entry.what} is not in the checkpoint"
+        for name, entry in here.items()
+        if name not in there and not name.startswith(_OWN)
+    ]
+    for name in here.keys() & there.keys():
+        differences += _differences(here[name], there[name])
+    if differences:
+        shown = differences[:_SHOWN_MAX] + ["..."] * (len(differences) > _SHOWN_MAX)
+        raise Mismatch(
+            f"checkpoint {place.url}/{manifest.name} is of another model:\n  " + "\n  ".join(sorted(shown))
+        )
+    tables: dict[int, int] = {}
+    for entry in sorted(manifest.tables, key=lambda entry: entry.id):
+        opened = client._open(_request(entry, entry.name not in here), timeout_s)
+        tables[entry.id] = opened.entry.id
+        if resume and opened.entry.id != entry.id:
+            raise Mismatch(
+                f"{entry.what} has id {opened.entry.id} here and {entry.id} in the checkpoint: a job is gone "
+                f"on with in a store that has no tables yet"
+            )
+    return tables
+
+
+def _request(entry: TableEntry, create: bool) -> TableRequest:
+    if not create:
+        return TableRequest(name=entry.name, dense=entry.shape is not None)
+    table: dict[str, Any] = {"dim": entry.dim, "init": entry.init, "seed": entry.seed}
+    return TableRequest(
+        name=entry.name,
+        dense=entry.shape is not None,
+        shape=entry.shape,
+        optimizer=entry.optimizer,
+        placement=entry.placement,
+        brings_value=entry.shape is not None,
+        **(table if entry.shape is None else {}),
+    )
+
+
+def _differences(here: TableEntry, there: TableEntry) -> list[str]:
+    compared = {
+        "dim": (here.dim, there.dim),
+        "shape": (here.shape, there.shape),
+        "optimizer": (here.optimizer.layout(), there.optimizer.layout()),
+        "placement": (here.placement, there.placement),
+    }
+    return [
+        f"{here.what}: {what} is {ours} here, {theirs} in the checkpoint"
+        for what, (ours, theirs) in compared.items()
+        if ours != theirs
+    ]
+
+
+def check_writable(url: str) -> None:
+    """Raise BadInput if checkpoints cannot be written there."""
+    try:
+        place = Place(url)
+        _check_shared(place)
+        place.check()
+    except Unavailable as error:
+        raise BadInput(f"no checkpoint can be written: {error}") from None

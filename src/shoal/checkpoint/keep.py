@@ -1,0 +1,115 @@
+"""Checkpoints of a job, made while it runs: a process of its own beside the supervisor.
+
+    python -m shoal.checkpoint.keep --url URL --every 300
+
+It joins the cluster of SHOAL_ADDRESS and saves every so many seconds: the whole store at first, then only
+what changed, and the whole again when that has become as large. The newest two that stand by themselves are
+kept, with what is based on them. A line on stdin asks for a last one; the end of stdin ends it at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import select
+import sys
+import time
+from collections.abc import Sequence
+
+from shoal.checkpoint import manifest as manifest_
+from shoal.checkpoint.client import save
+from shoal.checkpoint.place import Place
+from shoal.config import read_environment
+from shoal.errors import Refused, ShoalError
+from shoal.store.client import Client
+from shoal.store.connect import connect
+
+__all__ = ["Keeper", "main"]
+
+_log = logging.getLogger("shoal.checkpoint")
+_SAVE_S = 3600.0
+_WHOLE_KEPT = 2
+
+
+class Keeper:
+    """Makes one checkpoint after the other at `url`."""
+
+    def __init__(self, client: Client, url: str) -> None:
+        self._client = client
+        self._place = Place(url)
+        self._base: str | None = None
+        self._whole_bytes = 0
+        self._bytes_since = 0
+
+    def save(self) -> str:
+        """One more: of what changed, where that is less than the whole."""
+        began = time.monotonic()
+        base = self._base if self._bytes_since < self._whole_bytes else None
+        try:
+            name = save(self._client, self._place.url, _SAVE_S, base)
+        except Refused:
+            if base is None:
+                raise
+            base = None  # what it would be based on is gone
+            name = save(self._client, self._place.url, _SAVE_S)
+        written = manifest_.find(self._place, name)
+        if base is None:
+            self._whole_bytes, self._bytes_since = written.bytes, 0
+        else:
+            self._bytes_since += written.bytes
+        self._base = name
+        seconds = time.monotonic() - began
+        _log.info("saved %s: %d rows, %d bytes in %.2f s", name, written.rows, written.bytes, seconds)
+        self._remove_old()
+        return name
+
+    def _remove_old(self) -> None:
+        """What is older than the last two that stand by themselves; also what was broken off before them."""
+        names = manifest_.names(self._place)
+        whole = [name for name in names if self._stands(name)]
+        if len(whole) < _WHOLE_KEPT:
+            return
+        for name in names[: names.index(whole[-_WHOLE_KEPT])]:
+            _log.info("removing %s", name)
+            self._place.remove(name)
+
+    def _stands(self, name: str) -> bool:
+        try:
+            return manifest_.find(self._place, name).base is None
+        except ShoalError:
+            return False
+
+
+def _run(url: str, every_s: float) -> None:
+    with connect() as client:
+        keeper = Keeper(client, url)
+        while True:
+            ready, _, _ = select.select([sys.stdin], [], [], every_s)
+            if ready and not sys.stdin.readline():
+                return
+            try:
+                keeper.save()
+            except ShoalError as error:
+                # The next one may succeed; the one before is as it was.
+                _log.error("no checkpoint was made: %s", error)
+            if ready:
+                return
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Save until told to end; 1 if it could not begin."""
+    parser = argparse.ArgumentParser(prog="shoal.checkpoint.keep")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--every", type=float, required=True, help="seconds")
+    parsed = parser.parse_args(arguments)
+    logging.basicConfig(level=read_environment().log, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        _run(parsed.url, parsed.every)
+    except (ShoalError, KeyboardInterrupt) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

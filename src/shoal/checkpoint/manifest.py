@@ -1,0 +1,153 @@
+"""What a checkpoint consists of: one manifest, a part for each server that wrote, files with rows.
+
+    URL/000001-5f0c21aa/manifest.json           written last: without it there is no checkpoint
+    URL/000001-5f0c21aa/part-0.json             the files of one server
+    URL/000001-5f0c21aa/part-0-0.safetensors    rows, up to about 64 MB
+
+The manifest has the checksums of the parts, a part those of its files, and the first line of the manifest
+that of the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from typing import TypeVar
+
+import msgspec
+
+from shoal.checkpoint.place import Place
+from shoal.errors import BadInput, Refused, ShoalError, Unavailable
+from shoal.store.catalogue import TableEntry, decode_setting
+from shoal.store.messages import PartInfo
+
+__all__ = ["DataFile", "Manifest", "Part", "find", "latest", "names", "new_name", "read_part", "write"]
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A safetensors file, and of which shards it has something."""
+
+    name: str
+    bytes: int
+    sha256: str
+    shards: tuple[int, ...]
+    rows: int
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one server wrote. `life` changes when rows were loaded: versions compare within one life."""
+
+    files: tuple[DataFile, ...]
+    versions: dict[int, int]  # by shard
+    life: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint. With a `base`: the rows that have changed since that one."""
+
+    format: int = FORMAT
+    name: str
+    time: float
+    shards: int
+    tables: tuple[TableEntry, ...]
+    parts: tuple[PartInfo, ...]
+    clocks: tuple[int, ...] = ()  # of the workers, by rank
+    base: str | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+def digest(data: bytes) -> str:
+    """The checksum by which files are known."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def new_name(place: Place) -> str:
+    """A name after all that are there; two that save at once get different ones."""
+    numbers = [int(name[:6]) for name in names(place)]
+    return f"{1 + max(numbers, default=0):06d}-{secrets.token_hex(4)}"
+
+
+def names(place: Place) -> list[str]:
+    """The names of all checkpoints there, whole or not, the oldest first."""
+    return [name for name in place.names() if is_name(name)]
+
+
+def is_name(text: str) -> bool:
+    """Whether checkpoints are called so."""
+    return text[:6].isdigit() and text[6:7] == "-"
+
+
+def write(place: Place, manifest: Manifest) -> None:
+    """The last act of saving."""
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    place.write(f"{manifest.name}/{MANIFEST}", digest(body).encode() + b"\n" + body)
+
+
+def find(place: Place, name: str) -> Manifest:
+    """The manifest of that checkpoint; Refused, with the reason, if it is not whole."""
+    where = f"checkpoint {place.url}/{name}"
+    if MANIFEST not in place.names(name):
+        raise Refused(f"{where} is not complete: it has no {MANIFEST}, so its saving was broken off")
+    sha, _, body = place.read(f"{name}/{MANIFEST}").partition(b"\n")
+    if sha.decode(errors="replace") != digest(body):
+        raise Refused(f"{where} is damaged: {MANIFEST} does not fit its checksum")
+    manifest = _decode(body, Manifest, f"{where}: {MANIFEST}")
+    if manifest.format != FORMAT:
+        raise Refused(f"{where} has format {manifest.format}; this release reads {FORMAT}")
+    return manifest
+
+
+def latest(place: Place) -> Manifest:
+    """The newest that has a readable manifest."""
+    all_ = names(place)
+    for name in reversed(all_):
+        try:
+            return find(place, name)
+        except (Refused, Unavailable) as error:
+            last: ShoalError = error
+    if all_:
+        raise last
+    raise BadInput(f"there is no checkpoint at {place.url}")
+
+
+def read_part(place: Place, manifest: Manifest, info: PartInfo) -> Part:
+    """The list of files of one server; Refused if it is not what the manifest says."""
+    data = read_checked(place, f"{manifest.name}/{info.name}", info.sha256)
+    return _decode(data, Part, f"checkpoint {place.url}/{manifest.name}: {info.name}")
+
+
+def read_checked(place: Place, name: str, sha256: str) -> bytes:
+    """The bytes of a file that must have this checksum."""
+    try:
+        data = place.read(name)
+    except Unavailable as error:
+        raise Refused(f"checkpoint file {place.url}/{name} is damaged or gone: {error}") from None
+    if digest(data) != sha256:
+        raise Refused(
+            f"checkpoint file {place.url}/{name} is damaged: {len(data)} bytes that do not fit their checksum"
+        )
+    return data
+
+
+def describe_time(manifest: Manifest) -> str:
+    """When it was made, for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
+
+
+def _decode(body: bytes, kind: type[StructT], where: str) -> StructT:
+    try:
+        return msgspec.json.decode(body, type=kind, dec_hook=decode_setting)
+    except (msgspec.MsgspecError, BadInput) as error:
+        raise Refused(f"{where} cannot be read: {error}") from None

@@ -1,0 +1,118 @@
+"""Where checkpoints lie: a directory at any URL that fsspec can write to.
+
+A file is there whole or not at all: on a local disk it is written under another name, made durable and then
+renamed; object stores do the same by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from shoal.errors import BadInput, Unavailable
+
+__all__ = ["Place"]
+
+_FLAT = frozenset({"s3", "s3a", "gs", "gcs", "memory"})
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hdfs": "hdfs"}
+
+
+class Place:
+    """The directory at `url`; nothing is read or written before it is asked for."""
+
+    def __init__(self, url: str) -> None:
+        scheme = url.partition("://")[0] if isinstance(url, str) and "://" in url else "file"
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            extra = _EXTRAS.get(scheme)
+            how = f"; pip install 'shoal[{extra}]'" if extra else ""
+            raise BadInput(f"{url}: {error}{how}") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise BadInput(f"checkpoint URL is {url!r}: {error}; as in file:///ckpt/run1") from None
+        self.url = url
+        # Its files are seen by this process alone.
+        self.is_private = scheme == "memory"
+        self._is_local = isinstance(self._fs, LocalFileSystem)
+        self._is_flat = scheme in _FLAT
+
+    def check(self) -> None:
+        """Raise unless files can be written, read and removed there."""
+        name, data = f".probe-{secrets.token_hex(4)}", b"shoal"
+        self.write(name, data)
+        if self.read(name) != data:
+            raise Unavailable(f"{self.url}: what was written does not read back")
+        self.remove(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write the file, whole or not at all."""
+        with _said(f"cannot write {self.url}/{name}"):
+            if not self._is_local:
+                # Object stores have no directories, and would make a bucket that was misspelt.
+                if not self._is_flat:
+                    self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+                self._fs.pipe_file(self._path(name), data)
+                return
+            path = Path(self._path(name))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            half = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+            try:
+                with half.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                half.replace(path)
+            except BaseException:
+                half.unlink(missing_ok=True)
+                raise
+            directory = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def read(self, name: str) -> bytes:
+        """The file's bytes; Unavailable if there is none, or it cannot be read."""
+        with _said(f"cannot read {self.url}/{name}"):
+            data: bytes = self._fs.cat_file(self._path(name))
+            return data
+
+    def names(self, directory: str = "") -> list[str]:
+        """What lies in there, by name; nothing where it does not exist."""
+        with _said(f"cannot list {self.url}"):
+            path = self._path(directory)
+            self._fs.invalidate_cache(path)
+            try:
+                found = self._fs.ls(path, detail=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            return sorted(str(each).rstrip("/").rpartition("/")[2] for each in found)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a directory with all that is in it."""
+        with _said(f"cannot remove {self.url}/{name}"):
+            self._fs.rm(self._path(name), recursive=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}".rstrip("/")
+
+
+class _said:  # noqa: N801
+    """What a file system raises, as Unavailable that begins so."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # Clients of object stores have errors of their own, with no common class.
+        if isinstance(error, Exception):
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise Unavailable(f"{self._what}: {reason}") from error

@@ -1,0 +1,77 @@
+"""`shoal ckpt`: look at checkpoints, without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shoal.checkpoint import manifest as manifest_
+from shoal.checkpoint import shards
+from shoal.checkpoint.client import split
+from shoal.checkpoint.export import export as export_
+from shoal.checkpoint.manifest import Manifest
+from shoal.checkpoint.place import Place
+from shoal.errors import ShoalError
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
+_Url = Annotated[str, typer.Argument(help="Where they were saved, or one of them: URL/NAME.")]
+_console = Console(soft_wrap=True, highlight=False)
+
+
+def _which(url: str) -> tuple[Place, Manifest]:
+    place, name = split(url)
+    return place, manifest_.latest(place) if name is None else manifest_.find(place, name)
+
+
+@app.command()
+def ls(url: _Url) -> None:
+    """List the checkpoints there, the oldest first."""
+    place, _ = split(url)
+    table = Table("name", "made", "rows", "bytes", "base", box=None)
+    for name in manifest_.names(place):
+        try:
+            found = manifest_.find(place, name)
+        except ShoalError as error:
+            table.add_row(name, f"[red]{str(error).rpartition(': ')[2]}[/red]")
+            continue
+        made = manifest_.describe_time(found)
+        table.add_row(name, made, f"{found.rows:,}", f"{found.bytes:,}", found.base or "")
+    _console.print(table)
+
+
+@app.command()
+def show(url: _Url) -> None:
+    """Show what a checkpoint holds; of several the newest."""
+    _, found = _which(url)
+    based = f", based on {found.base}" if found.base else ""
+    _console.print(f"{found.name}, made {manifest_.describe_time(found)}{based}")
+    _console.print(f"{found.rows:,} rows, {found.bytes:,} bytes in {len(found.parts)} parts")
+    if found.clocks:
+        _console.print(f"steps of the workers: {', '.join(map(str, found.clocks))}")
+    table = Table("name", "shape", "optimizer", box=None)
+    for entry in found.tables:
+        shape = f"rows of {entry.dim}" if entry.shape is None else str(list(entry.shape))
+        table.add_row(entry.name, shape, str(entry.optimizer))
+    _console.print(table)
+
+
+@app.command()
+def verify(url: _Url) -> None:
+    """Read every byte of a checkpoint; of several the newest. Exit code 1 if it is damaged."""
+    place, found = _which(url)
+    shards.check(place, found.name)
+    _console.print(f"{found.name}: all is as it was written")
+
+
+@app.command()
+def export(url: _Url, out: Annotated[Path, typer.Argument(help="The safetensors file to write.")]) -> None:
+    """Write the values of all tables and tensors to one file; optimizer state stays behind."""
+    place, found = _which(url)
+    for name, shape in export_(place, found, out).items():
+        _console.print(f"{name} {list(shape)}")

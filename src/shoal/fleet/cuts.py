@@ -1,0 +1,245 @@
+"""Saving and loading over all servers, as a pure state machine: one at a time, for one that asked.
+
+A save is one cut through all shards:
+
+1. hold: every client keeps new pushes back, and answers when those in flight are acknowledged everywhere.
+   Who does not answer within a second is let go on with the others, and all are asked again;
+2. begin: every server begins an image of its shards; when all have, the clients go on. A hold ends by itself
+   two seconds after a client was told of it, so what took longer is no cut, and is tried again;
+3. write: servers bring their images to files.
+
+A load: every server checks what it would read; only when all have does any change a row. The first failure,
+the end of a server's connection or the deadline ends either on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shoal.errors import ShoalError, Timeout, Unavailable, code_of, from_code
+from shoal.fleet.leases import Leases
+from shoal.fleet.pulse import PulseOrder
+from shoal.store import messages as m
+
+__all__ = ["Cuts", "Replies"]
+
+Replies = list[tuple[int, m.Reply | PulseOrder]]
+
+HOLD_S = 1.0
+BEGIN_S = 1.8  # from the moment that clients are told to hold
+_PAUSE_S = 0.2
+_TRIES_MAX = 50
+
+
+@dataclass
+class _Work:
+    peer: int
+    request: m.SaveStore | m.LoadStore
+    servers: Mapping[int, int]  # index -> connection
+    shards: Mapping[int, tuple[int, ...]]  # by index of the server
+    until: float
+    number: int = 0
+    stage: Literal["pause", "hold", "begin", "write", "check", "load"] = "pause"
+    stage_until: float = 0.0
+    tries: int = 0
+    why_not: str = ""
+    held: set[int] = field(default_factory=set)  # connections of clients that were told to hold
+    waiting: set[int] = field(default_factory=set)  # clients or servers that have not come so far
+    parts: dict[int, m.PartInfo | None] = field(default_factory=dict)
+    clocks: tuple[int, ...] = ()
+
+
+class Cuts:
+    """What is being saved or loaded, if anything."""
+
+    def __init__(self, shards: int, leases: Leases) -> None:
+        self._shards = shards
+        self._leases = leases
+        self._numbers = 0
+        self._work: _Work | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        work = self._work
+        if work is None:
+            return None
+        return min(work.until, work.stage_until) if work.stage in ("pause", "hold", "begin") else work.until
+
+    @property
+    def holding(self) -> bool:
+        """Whether clients are held now: one that comes newly must wait."""
+        return self._work is not None and self._work.stage in ("hold", "begin")
+
+    def begin(
+        self,
+        peer: int,
+        request: m.SaveStore | m.LoadStore,
+        servers: Mapping[int, int],
+        shards: Mapping[int, tuple[int, ...]],
+        now: float,
+    ) -> Replies:
+        """Start; raises Unavailable where that cannot be."""
+        if self._work is not None:
+            raise Unavailable("another checkpoint is being saved or loaded; try again when it is done")
+        gone = [index for index in shards if index not in servers]
+        if gone:
+            raise Unavailable(f"server {', '.join(map(str, gone))} is not connected to the coordinator")
+        work = self._work = _Work(peer, request, servers, shards, now + request.wait_s)
+        if isinstance(request, m.SaveStore):
+            return self._hold(work, now)
+        work.stage, work.waiting = "check", set(shards)
+        return self._orders(work, "check")
+
+    def held(self, peer: int, number: int, now: float) -> Replies:
+        """A client keeps its pushes back."""
+        work = self._work
+        if work is None or work.stage != "hold" or number != work.number:
+            return []
+        work.waiting.discard(peer)
+        return [] if work.waiting else self._begin_images(work)
+
+    def report(self, peer: int, report: m.PartReport, now: float) -> Replies:
+        """A server has come further; one that speaks of something earlier is not heard."""
+        work = self._work
+        if work is None or report.number != work.number or work.stage in ("pause", "hold"):
+            return []
+        index = next((i for i, p in work.servers.items() if p == peer), None)
+        if index is None:
+            return []
+        if report.did == "failed":
+            return self._fail(from_code(report.code, f"server {index}: {report.message}"))
+        work.clocks = work.clocks or report.clocks
+        if report.did == "saved":
+            work.parts[index] = report.part
+        if report.did != "begun" or work.stage == "begin":
+            work.waiting.discard(index)
+        return [] if work.waiting else self._next(work)
+
+    def closed(self, peer: int, now: float) -> Replies:
+        """A connection ended."""
+        work = self._work
+        if work is None:
+            return []
+        if peer == work.peer:
+            return self._fail(None)
+        for index, connection in work.servers.items():
+            if connection == peer:
+                return self._fail(Unavailable(f"server {index} has gone while a checkpoint was made of it"))
+        if self.holding and peer in work.held:
+            return self._pause(work, now, "a client's connection ended")
+        return []
+
+    def tick(self, now: float) -> Replies:
+        """Go on with, or end, what takes too long."""
+        work = self._work
+        if work is None:
+            return []
+        if now >= work.until:
+            doing = work.why_not if work.stage == "pause" else f"{work.stage} waits for {_list(work.waiting)}"
+            return self._fail(
+                Timeout(f"{work.request.url}: not done within {work.request.wait_s:g} s: {doing}")
+            )
+        if work.stage not in ("pause", "hold", "begin") or now < work.stage_until:
+            return []
+        if work.stage == "pause":
+            return self._hold(work, now)
+        if work.stage == "begin":
+            return self._pause(work, now, f"server {_list(work.waiting)} did not begin in time")
+        clients = self._leases.peers()
+        names = _list({clients.get(peer, 0) for peer in work.waiting})
+        return self._pause(work, now, f"client {names} did not hold its pushes within {HOLD_S:g} s")
+
+    def _hold(self, work: _Work, now: float) -> Replies:
+        self._leases.drop_expired(now)
+        unreachable = self._leases.unreachable()
+        if unreachable or self._leases.starting(now):
+            names = _list({lease.client_id for lease in unreachable})
+            return self._pause(work, now, f"waiting for client {names} to connect again, or to be given up")
+        self._numbers += 1
+        work.number = self._numbers
+        work.stage, work.stage_until = "hold", now + HOLD_S
+        work.held = set(self._leases.peers())
+        work.waiting = set(work.held)
+        if not work.waiting:
+            return self._begin_images(work)
+        return [(peer, PulseOrder(True, work.number)) for peer in work.held]
+
+    def _begin_images(self, work: _Work) -> Replies:
+        work.stage, work.stage_until = "begin", work.stage_until - HOLD_S + BEGIN_S
+        work.waiting = set(work.shards)
+        return self._orders(work, "save")
+
+    def _pause(self, work: _Work, now: float, why: str) -> Replies:
+        """Let everybody go on, and try again after a while."""
+        replies = self._stop(work)
+        work.tries += 1
+        work.why_not = why
+        if work.tries >= _TRIES_MAX:
+            return replies + self._fail(Timeout(f"{work.request.url}: no cut in {work.tries} tries: {why}"))
+        work.stage, work.stage_until = "pause", now + _PAUSE_S
+        work.waiting, work.held, work.parts = set(), set(), {}
+        return replies
+
+    def _next(self, work: _Work) -> Replies:
+        if work.stage == "begin":
+            released: Replies = [(peer, PulseOrder(False, work.number)) for peer in work.held]
+            work.stage, work.held = "write", set()
+            work.waiting = set(work.shards) - set(work.parts)
+            return released if work.waiting else released + self._next(work)
+        if work.stage == "check":
+            work.stage, work.waiting = "load", set(work.shards)
+            return self._orders(work, "load")
+        self._work = None
+        if work.stage == "load":
+            return [(work.peer, m.Done())]
+        parts = tuple(part for _, part in sorted(work.parts.items()) if part is not None)
+        if len(parts) < len(work.shards):
+            parts = ()  # some base is not to be had: the caller makes a whole one instead
+        return [(work.peer, m.StoreSaved(parts=parts, clocks=work.clocks, shards=self._shards))]
+
+    def _orders(self, work: _Work, do: Literal["save", "check", "load"]) -> Replies:
+        request = work.request
+        self._numbers += do == "check"
+        work.number = self._numbers
+        more = (
+            {"base": request.base}
+            if isinstance(request, m.SaveStore)
+            else {"tables": request.tables, "resume": request.resume}
+        )
+        return [
+            (
+                work.servers[index],
+                m.PartOrder(
+                    number=work.number,
+                    do=do,
+                    url=request.url,
+                    name=request.name,
+                    index=index,
+                    shards=shards,
+                    **more,
+                ),
+            )
+            for index, shards in work.shards.items()
+        ]
+
+    def _stop(self, work: _Work) -> Replies:
+        replies: Replies = [(peer, PulseOrder(False, work.number)) for peer in work.held]
+        if work.stage not in ("pause", "hold"):
+            order = m.PartOrder(number=work.number, do="stop")
+            replies += [(peer, order) for peer in work.servers.values()]
+        return replies
+
+    def _fail(self, error: ShoalError | None) -> Replies:
+        work, self._work = self._work, None
+        assert work is not None
+        replies = self._stop(work)
+        if error is not None:
+            replies.append((work.peer, m.Failure(code=code_of(error), message=str(error))))
+        return replies
+
+
+def _list(numbers: set[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))

@@ -1,0 +1,99 @@
+// The sync shard as a checkpoint keeps it: whoever opens it again goes on with the same clocks and units.
+#include "check.h"
+#include "store/sync_shard.h"
+
+using namespace shoal;
+
+namespace {
+
+constexpr uint64_t kUnits = 8;
+
+struct Job {
+  SyncShard shard;
+  uint64_t token = 0;
+  uint64_t number = 0;
+  uint64_t client = 1;  // + rank: another one is another life
+
+  std::vector<SyncShard::Answer> ask(SyncVerb verb, uint32_t rank, uint64_t step = 0, uint64_t count = 0,
+                                     std::vector<UnitName> units = {}, uint32_t workers = 2,
+                                     Take take = Take::round) {
+    SyncRequest request;
+    request.verb = verb;
+    request.rank = rank;
+    request.step = step;
+    request.count = count;
+    request.units = std::move(units);
+    request.number = ++number;
+    request.config = {.workers = workers, .take = take};
+    request.weight = 1.0f;
+    request.client = client + rank;
+    request.incarnation = 1;
+    return shard.handle(request, ++token, 0.0);
+  }
+  std::vector<uint64_t> report() { return ask(SyncVerb::report, 0)[0].reply.numbers; }
+};
+
+// Two workers have made one round, and the first has finished its part of the next.
+Job halfway() {
+  Job job;
+  for (const uint32_t rank : {0u, 1u}) job.ask(SyncVerb::open, rank);
+  job.ask(SyncVerb::ledger_open, 0, 0, kUnits);
+  for (const uint32_t rank : {0u, 1u}) job.ask(SyncVerb::advance, rank, 0, 0, {{0, rank}});
+  job.ask(SyncVerb::advance, 0, 1, 0, {{0, 2}});
+  return job;
+}
+
+Job restored(const Job& from) {
+  Job job;
+  CHECK(job.shard.decode(from.shard.encode()));
+  job.client = 100;
+  return job;
+}
+
+}  // namespace
+
+TEST(a_round_is_gone_on_with_by_new_lives) {
+  const Job before = halfway();
+  CHECK((before.shard.clocks() == std::vector<uint64_t>{2, 1}));
+  Job job = restored(before);
+  CHECK((job.report() == std::vector<uint64_t>{kUnits, 3, 2, 1, kUnits - 3, 3}));
+  CHECK(job.ask(SyncVerb::open, 0).empty());  // its part of the round is there: it waits for the other
+  const auto second = job.ask(SyncVerb::open, 1);
+  CHECK(second.size() == 1 && second[0].reply.step == 1);
+  CHECK(second[0].reply.commits.size() == 1);  // of the first round: nobody had said that it is done
+  const auto closed = job.ask(SyncVerb::advance, 1, 1, 0, {{0, 3}});
+  CHECK(closed.size() == 2);
+  const Commit& commit = closed[0].reply.commits.back();
+  CHECK(commit.entries.size() == 2);
+  CHECK(commit.entries[0].client == 1 && commit.entries[1].client == 101);  // the old life's, the new one's
+}
+
+TEST(another_number_of_workers_takes_whole_batches_over) {
+  Job job = restored(halfway());
+  const auto opened = job.ask(SyncVerb::open, 2, 0, 0, {}, 4);
+  CHECK(opened.size() == 1 && opened[0].reply.step == 2);
+  CHECK(opened[0].reply.commits.size() == 2);  // what was finished counts
+  const std::vector<uint64_t> report = job.report();
+  CHECK(report[0] == 2 * kUnits && report[1] == 4);  // one batch of four parts; the half done one is not
+  CHECK(job.ask(SyncVerb::open, 0, 0, 0, {}, 3)[0].reply.status.code() == Code::mismatch);
+}
+
+TEST(what_was_leased_is_leased_again) {
+  Job job;
+  for (const uint32_t rank : {0u, 1u}) job.ask(SyncVerb::open, rank, 0, 0, {}, 2, Take::each);
+  job.ask(SyncVerb::ledger_open, 0, 0, kUnits);
+  CHECK((job.ask(SyncVerb::lease, 0, 0, 3)[0].reply.numbers == std::vector<uint64_t>{0, 3}));
+  job.ask(SyncVerb::advance, 0, 0, 0, {{0, 1}});
+  Job after = restored(job);
+  after.ask(SyncVerb::open, 1, 0, 0, {}, 2, Take::each);
+  const auto leased = after.ask(SyncVerb::lease, 1, 0, 3)[0].reply.numbers;
+  CHECK((leased == std::vector<uint64_t>{0, 1, 2, 4}));
+}
+
+TEST(what_is_no_sync_shard_is_refused) {
+  Job job;
+  const std::vector<std::byte> image = halfway().shard.encode();
+  for (size_t bytes = 0; bytes < image.size(); ++bytes)
+    CHECK(!job.shard.decode(std::span(image).first(bytes)));
+  CHECK(SyncShard().decode(SyncShard().encode()));  // of a store in which nobody trained
+}

@@ -1,0 +1,101 @@
+"""Jobs that save while they train, are killed, and go on: what was trained and what was saved are one."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.process.run_jobs import Jobs, all_end, wait_until
+
+import shoal
+from shoal.checkpoint import manifest as manifest_
+from shoal.checkpoint.client import save as save_
+from shoal.checkpoint.place import Place
+
+pytestmark = pytest.mark.process
+SCRIPT = str(Path(__file__).with_name("counting_script.py"))
+SAMPLES, EPOCHS = 400, 2
+
+
+def whole(directory: Path) -> list[str]:
+    return sorted(path.parent.name for path in directory.glob("*/manifest.json"))
+
+
+def clocks(directory: Path) -> list[int]:
+    return list(manifest_.latest(Place(str(directory))).clocks)
+
+
+@pytest.mark.parametrize(
+    ("sync", "workers"), [("bsp", 2), ("asp", 2), pytest.param("asp", 3, marks=pytest.mark.soak)]
+)
+def test_a_killed_job_goes_on_where_its_last_checkpoint_was(tmp_path: Path, sync: str, workers: int) -> None:
+    jobs = Jobs(tmp_path)
+    url = tmp_path / "ckpt"
+    options = ["--sync", sync, "--servers", "2", "--checkpoint", str(url), "--every", "0.5s"]
+    with jobs.started(*options, SCRIPT, str(SAMPLES), str(EPOCHS), "0.02") as process:
+        wait_until(lambda: len(whole(url)) >= 2 and sum(clocks(url)) > 0)
+        pids = jobs.pids()
+        assert process.poll() is None
+        os.kill(pids[0], signal.SIGKILL)
+        process.wait()
+    all_end(pids)
+    done = clocks(url)
+    assert sum(done) > 0
+    again = jobs.shoal(
+        *["run", "--name", "again", *options, "--workers", str(workers)],
+        *[SCRIPT, str(SAMPLES), str(EPOCHS), "0"],
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "going on from checkpoint" in again.stdout + again.stderr
+    with shoal.connect("memory://") as client:
+        client.load(str(url))
+        counts = client.table("counts").pull(np.arange(SAMPLES))[:, 0]
+    # Static order begins a pass anew, and another number of workers a batch that some had finished.
+    again_at_most = 0 if (sync, workers) == ("asp", 2) else 1
+    assert (counts.min(), counts.max() <= EPOCHS + again_at_most) == (EPOCHS, True)
+
+
+def test_a_url_that_cannot_be_written_is_found_before_anything_starts(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    (tmp_path / "file").write_text("")
+    done = jobs.run("--checkpoint", str(tmp_path / "file" / "x"), SCRIPT, "8", "1", "0")
+    assert (done.returncode, jobs.root.exists()) == (2, False)
+    assert "no checkpoint can be written: cannot write" in done.stderr
+    done = jobs.run("--checkpoint", str(tmp_path / "x"), "--every", "5", SCRIPT, "8", "1", "0")
+    assert done.returncode == 2
+    assert "every is '5'" in done.stderr
+
+
+def test_the_commands_that_look_at_checkpoints(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    url = tmp_path / "ckpt"
+    with shoal.connect("memory://") as client:
+        items = client.table("items", dim=2, optimizer=shoal.optim.Adagrad(lr=0.1))
+        items.push([5, 3], np.ones((2, 2), np.float32))
+        client.tensor("w", np.ones((2, 3), np.float32), optimizer=shoal.optim.SGD(lr=0.1))
+        first = client.save(str(url))
+        items.push([4], np.ones((1, 2), np.float32))
+        second = save_(client, str(url), 10.0, first)
+        values = items.pull([3, 4, 5])
+    (url / "000009-00000000").mkdir()
+    listed = jobs.shoal("ckpt", "ls", str(url)).stdout
+    assert [line.split()[0] for line in listed.splitlines()] == ["name", first, second, "000009-00000000"]
+    assert "no manifest.json" in listed
+    shown = jobs.shoal("ckpt", "show", str(url)).stdout
+    assert f"based on {first}" in shown
+    assert "Adagrad(lr=0.1)" in shown
+    assert jobs.shoal("ckpt", "verify", str(url)).returncode == 0
+    out = tmp_path / "model.safetensors"
+    assert jobs.shoal("ckpt", "export", str(url), str(out)).returncode == 0
+    from safetensors.numpy import load_file
+
+    tensors = load_file(out)
+    assert tensors["items.keys"].tolist() == [3, 4, 5]
+    np.testing.assert_array_equal(tensors["items.values"], values)
+    assert tensors["w"].tolist() == [[1.0] * 3] * 2
+    path = url / first / "part-0-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    broken = jobs.shoal("ckpt", "verify", str(url))
+    assert broken.returncode == 1
+    assert "part-0-0.safetensors is damaged" in broken.stderr

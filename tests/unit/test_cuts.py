@@ -1,0 +1,189 @@
+"""Cuts and leases, decided without sockets and clocks."""
+
+import pytest
+
+from shoal.errors import Unavailable
+from shoal.fleet.cuts import BEGIN_S, HOLD_S, Cuts, Replies
+from shoal.fleet.leases import LEASE_S, Leases
+from shoal.fleet.pulse import Beat, Hello, PulseOrder, prove
+from shoal.store import messages as m
+
+SERVERS = {0: 10, 1: 11}
+SHARDS = {0: (0, 1), 1: (2, 3)}
+CLIENTS = (20, 21)
+ASKED = 30
+SAVE = m.SaveStore(url="file:///x", name="000001-a", wait_s=60.0)
+LOAD = m.LoadStore(url="file:///x", name="000001-a", tables={1: 1}, wait_s=60.0)
+ALIVE = Beat(1, 0, 5, 6, 7)
+
+
+class World:
+    def __init__(self, clients: tuple[int, ...] = CLIENTS) -> None:
+        self.leases = Leases(-LEASE_S)
+        for peer in clients:
+            self.leases.open(peer, 1000 + peer, 1, 0.0)
+        self.cuts = Cuts(4, self.leases)
+
+    def begin(self, request: m.SaveStore | m.LoadStore = SAVE, now: float = 0.0) -> Replies:
+        return self.cuts.begin(ASKED, request, SERVERS, SHARDS, now)
+
+    def report(self, peer: int, did: str, number: int = 1, now: float = 0.1, **more: object) -> Replies:
+        return self.cuts.report(peer, m.PartReport(number=number, did=did, **more), now)
+
+
+def part(name: str) -> m.PartInfo:
+    return m.PartInfo(name=name, sha256="", rows=1, bytes=1)
+
+
+def holds(replies: Replies) -> dict[int, bool]:
+    return {peer: reply.hold for peer, reply in replies if isinstance(reply, PulseOrder)}
+
+
+def orders(replies: Replies) -> dict[int, str]:
+    return {peer: reply.do for peer, reply in replies if isinstance(reply, m.PartOrder)}
+
+
+def test_a_save_holds_then_begins_then_lets_go_then_waits_for_the_files() -> None:
+    world = World()
+    assert holds(world.begin()) == {20: True, 21: True}
+    assert world.cuts.held(20, 1, 0.1) == []
+    assert world.cuts.holding
+    begun = world.cuts.held(21, 1, 0.2)
+    assert orders(begun) == {10: "save", 11: "save"}
+    assert begun[0][1].shards == (0, 1)
+    assert world.report(10, "begun", clocks=(4,)) == []
+    assert holds(world.report(11, "begun")) == {20: False, 21: False}
+    assert not world.cuts.holding
+    assert world.report(11, "saved", part=part("b")) == []
+    assert world.report(10, "saved", part=part("a")) == [
+        (ASKED, m.StoreSaved(parts=(part("a"), part("b")), clocks=(4,), shards=4))
+    ]
+
+
+def test_a_server_may_have_written_before_another_has_begun() -> None:
+    world = World(())
+    assert orders(world.begin()) == {10: "save", 11: "save"}
+    world.report(10, "begun")
+    assert world.report(10, "saved", part=part("a")) == []
+    assert world.report(11, "begun") == []
+    ((peer, saved),) = world.report(11, "saved", part=part("b"))
+    assert (peer, len(saved.parts)) == (ASKED, 2)
+
+
+def test_who_does_not_hold_is_let_go_and_asked_again() -> None:
+    world = World()
+    world.begin()
+    world.cuts.held(20, 1, 0.1)
+    assert world.cuts.deadline == HOLD_S
+    assert holds(world.cuts.tick(HOLD_S)) == {20: False, 21: False}
+    assert world.cuts.held(21, 1, 1.05) == []  # too late
+    again = world.cuts.tick(world.cuts.deadline or 0.0)
+    assert holds(again) == {20: True, 21: True}
+    assert {reply.number for _, reply in again} == {2}
+
+
+def test_a_cut_that_begins_too_late_is_none() -> None:
+    world = World()
+    world.begin()
+    world.cuts.held(20, 1, 0.1)
+    world.cuts.held(21, 1, 0.9)
+    world.report(10, "begun")
+    assert world.cuts.deadline == pytest.approx(BEGIN_S)
+    late = world.cuts.tick(BEGIN_S)
+    assert holds(late) == {20: False, 21: False}
+    assert orders(late) == {10: "stop", 11: "stop"}
+    assert world.report(11, "begun", now=1.9) == []
+
+
+def test_a_client_that_cannot_be_told_is_waited_for_or_given_up() -> None:
+    world = World()
+    world.leases.closed(21)
+    world.leases.renew(20, ALIVE, 2.0)
+    assert world.begin(now=2.0) == []
+    assert world.cuts.tick(2.2) == []
+    world.leases.renew(20, ALIVE, 2.6)
+    assert holds(world.cuts.tick(2.6)) == {20: True}
+
+
+def test_a_connection_that_ends_within_a_hold_begins_it_anew() -> None:
+    world = World()
+    world.begin()
+    world.cuts.held(20, 1, 0.1)
+    world.leases.give_up(20)
+    assert holds(world.cuts.closed(20, 0.2)) == {20: False, 21: False}
+    assert holds(world.cuts.tick(0.5)) == {21: True}
+
+
+def test_a_load_changes_nothing_before_all_have_checked() -> None:
+    world = World()
+    assert orders(world.begin(LOAD)) == {10: "check", 11: "check"}
+    assert world.report(10, "checked") == []
+    assert orders(world.report(11, "checked")) == {10: "load", 11: "load"}
+    assert world.report(10, "loaded") == []
+    assert world.report(11, "loaded") == [(ASKED, m.Done())]
+
+
+def test_one_failure_ends_it_everywhere() -> None:
+    world = World()
+    world.begin(LOAD)
+    failed = world.report(10, "failed", code=4, message="damaged")
+    assert orders(failed) == {10: "stop", 11: "stop"}
+    assert failed[-1] == (ASKED, m.Failure(code=4, message="server 0: damaged"))
+    assert world.cuts.deadline is None
+
+
+def test_servers_that_go_and_deadlines_end_it() -> None:
+    world = World(())
+    world.begin()
+    assert "server 1 has gone" in world.cuts.closed(11, 1.0)[-1][1].message
+    world.begin(now=2.0)
+    for peer in (10, 11):
+        world.report(peer, "begun", number=2, now=2.1)
+    assert "write waits for 0, 1" in world.cuts.tick(62.0)[-1][1].message
+
+
+def test_one_at_a_time_and_all_servers() -> None:
+    world = World()
+    world.begin()
+    with pytest.raises(Unavailable, match="another checkpoint"):
+        world.begin()
+    with pytest.raises(Unavailable, match="server 1 is not connected"):
+        World().cuts.begin(ASKED, SAVE, {0: 10}, SHARDS, 0.0)
+
+
+def test_leases_run_out_without_renewal_only() -> None:
+    leases = Leases(-LEASE_S)
+    leases.open(1, 7, 1, 0.0)
+    leases.open(2, 8, 1, 0.0)
+    assert leases.renew(1, ALIVE, 2.0)
+    assert [lease.client_id for lease in leases.expired(LEASE_S + 0.1)] == [8]
+    leases.was_late(1.0)
+    assert leases.expired(LEASE_S + 0.1) == []
+    leases.closed(1)
+    assert [lease.client_id for lease in leases.unreachable()] == [7]
+    assert not leases.renew(1, ALIVE, 3.0)
+
+
+def test_leases_show_progress_and_the_newest_life() -> None:
+    leases = Leases(-LEASE_S)
+    leases.open(1, 7, 1, 0.0)
+    leases.renew(1, ALIVE, 1.0)
+    leases.renew(1, ALIVE, 2.0)
+    (lease,) = leases
+    assert (lease.renewed, lease.progressed, lease.clock) == (2.0, 1.0, 5)
+    leases.open(2, 7, 2, 2.5)
+    assert not leases.renew(1, ALIVE, 3.0)
+    assert leases.peers() == {2: 7}
+
+
+def test_nobody_expires_right_after_a_start() -> None:
+    leases = Leases(100.0)
+    leases.open(1, 7, 1, 97.0)
+    assert leases.starting(101.0)
+    assert leases.expired(101.0) == []
+    assert [lease.client_id for lease in leases.expired(100.1 + LEASE_S)] == [7]
+
+
+def test_proofs_of_the_two_sides_differ() -> None:
+    hello = Hello(1, 2, b"n" * 32)
+    assert prove("t", "client", hello, b"m" * 32) != prove("t", "server", hello, b"m" * 32)
