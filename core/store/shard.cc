@@ -204,8 +204,8 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   return logged(std::move(ack));
 }
 
-Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank,
-                 uint64_t step, uint64_t entry) {
+Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank, uint64_t step,
+                 uint64_t entry) {
   const std::lock_guard lock(mutex_);
   Ack ack = begin(parts.empty() ? 0 : parts[0].term, entry);
   if (!ack.status.ok() || ack.duplicate) return ack;
