@@ -9,7 +9,17 @@ from run_jobs import DEADLINE_S, SCRIPT, Jobs, wait_until
 pytestmark = pytest.mark.process
 COUNTING = str(Path(__file__).with_name("dying_script.py"))
 SAMPLES, BATCH, PASSES = 64, 8, 4  # of that script
-MORE = ["quorum:0.5", "ssp:1", "softsync:2", "dcasgd:0.04", "downpour:2,2", "average:2", "bmuf:2", "easgd:2"]
+MORE = [
+    "asp",
+    "quorum:0.5",
+    "ssp:1",
+    "softsync:2",
+    "dcasgd:0.04",
+    "downpour:2,2",
+    "average:2",
+    "bmuf:2",
+    "easgd:2",
+]
 MORE += ["diloco:2", "hogwild"]
 
 
@@ -20,9 +30,7 @@ def jobs(tmp_path: Path) -> Jobs:
     return jobs
 
 
-@pytest.mark.parametrize(
-    "word", ["bsp", "asp", *(pytest.param(word, marks=pytest.mark.soak) for word in MORE)]
-)
+@pytest.mark.parametrize("word", ["bsp", *(pytest.param(word, marks=pytest.mark.soak) for word in MORE)])
 def test_a_job_grows_and_shrinks(jobs: Jobs, tmp_path: Path, word: str) -> None:
     command = ["--workers", "2", "--servers", "2", "--sync", word, COUNTING, str(tmp_path), "epochs"]
     with jobs.started(*command, "hold:0", "hold:2") as process:
