@@ -42,6 +42,15 @@ def test_peers_that_differ_allow_more() -> None:
     assert kinds({**mixed, 9: looks(step_s=3.0)}) == {9: "slow"}
 
 
+def test_a_few_milliseconds_are_not_slow() -> None:
+    assert kinds({0: looks(step_s=0.001), 1: looks(step_s=0.004)}) == {}
+
+
+def test_a_pause_is_not_slow() -> None:
+    late = [Look(look.time + 60 * (look.time > 50), look.step) for look in looks()]
+    assert kinds({0: looks(), 1: late}, now=160.0) == {0: "stuck"}
+
+
 def test_of_a_few_steps_nothing_is_said() -> None:
     assert kinds({0: looks(), 1: looks(4, step_s=1.0)}, now=4.0) == {}
 

@@ -30,7 +30,8 @@ _DEVIATIONS = 8.0
 _EXPLODING_TIMES, _EXPLODING_LOOKS = 10.0, 10
 _FLAT_LOOKS = 60
 _STUCK_S, _STUCK_TIMES = 30.0, 20.0
-_SLOW_TIMES, _SLOW_STEPS, _SLOW_S = 2.0, 10, 5.0
+# Less than this a step is noise, not trouble.
+_SLOW_TIMES, _SLOW_LOOKS, _SLOW_S = 2.0, 10, 0.005
 
 
 @dataclass(frozen=True)
@@ -139,21 +140,20 @@ def _stuck(rank: int, seen: Sequence[Look], now: float) -> list[Trouble]:
 
 
 def _step_s(seen: Sequence[Look]) -> float | None:
-    """Seconds of its own that a step takes; None while that cannot be said."""
-    if len(seen) < 2:
+    """Seconds of its own that a step usually takes, a pause left out (an evaluation); None while unknown."""
+    moved = [b for a, b in pairwise(seen) if b.step > a.step]
+    if len(moved) <= _SLOW_LOOKS:
         return None
-    first, last = seen[0], seen[-1]
-    steps, seconds = last.step - first.step, last.time - first.time
-    if steps < _SLOW_STEPS or seconds < _SLOW_S:
-        return None
-    return max(0.0, seconds - (last.waited_s - first.waited_s)) / steps
+    return median(
+        max(0.0, b.time - a.time - (b.waited_s - a.waited_s)) / (b.step - a.step) for a, b in pairwise(moved)
+    )
 
 
 def _slow(rank: int, step_s: float | None, peers: list[float]) -> list[Trouble]:
     if step_s is None or not peers:
         return []
     usual = median(peers)
-    if step_s <= usual + max(_DEVIATIONS * _mad(peers), (_SLOW_TIMES - 1) * usual):
+    if step_s <= usual + max(_DEVIATIONS * _mad(peers), (_SLOW_TIMES - 1) * usual, _SLOW_S):
         return []
     return [Trouble(rank, "slow", f"a step takes it {step_s:.3g} s, and others {usual:.3g} s")]
 
