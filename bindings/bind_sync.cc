@@ -49,8 +49,8 @@ SyncRequest request_of(SyncVerb verb, uint32_t rank, uint64_t epoch = 0, uint64_
 }
 
 uint64_t sync_open(const PyClientPtr& self, uint32_t rank, uint32_t workers, const std::string& kind,
-                   double quorum, uint32_t count, int32_t slack, double timeout_s) {
-  SyncRequest request = request_of(SyncVerb::open, rank);
+                   double quorum, uint32_t count, int32_t slack, bool resize, double timeout_s) {
+  SyncRequest request = request_of(resize ? SyncVerb::resize : SyncVerb::open, rank);
   request.config = {workers, take_names.parse(kind), quorum, count, slack};
   return ask(self, std::move(request), timeout_s).reply.step;
 }
@@ -96,13 +96,23 @@ nb::dict sync_state(const PyClientPtr& self, double timeout_s) {
   return dict;
 }
 
-std::vector<std::pair<uint64_t, uint64_t>> lease(const PyClientPtr& self, uint32_t rank, uint64_t epoch,
-                                                 uint64_t want, double timeout_s) {
-  const SyncReply reply = ask(self, request_of(SyncVerb::lease, rank, epoch, want), timeout_s).reply;
-  std::vector<std::pair<uint64_t, uint64_t>> ranges;
+using Ranges = std::vector<std::pair<uint64_t, uint64_t>>;
+
+Ranges ranges_of(const SyncReply& reply) {
+  Ranges ranges;
   for (size_t i = 0; i + 1 < reply.numbers.size(); i += 2)
     ranges.emplace_back(reply.numbers[i], reply.numbers[i + 1]);
   return ranges;
+}
+
+Ranges lease(const PyClientPtr& self, uint32_t rank, uint64_t epoch, uint64_t want, double timeout_s) {
+  return ranges_of(ask(self, request_of(SyncVerb::lease, rank, epoch, want), timeout_s).reply);
+}
+
+std::pair<uint64_t, std::vector<uint64_t>> resume(const PyClientPtr& self, uint32_t rank, uint64_t epoch,
+                                                  double timeout_s) {
+  const SyncReply reply = ask(self, request_of(SyncVerb::resume, rank, epoch), timeout_s).reply;
+  return {reply.step, reply.numbers};
 }
 
 nb::dict ledger_report(const PyClientPtr& self, uint64_t epoch, double timeout_s) {
@@ -127,16 +137,18 @@ nb::dict ledger_report(const PyClientPtr& self, uint64_t epoch, double timeout_s
 void bind_sync(nb::class_<PyClient>& c) {
   using namespace nb::literals;
   c.def("sync_open", &sync_open, nb::kw_only(), "rank"_a, "workers"_a, "take"_a, "quorum"_a = 1.0,
-        "count"_a = 1, "slack"_a = -1, "timeout_s"_a);
+        "count"_a = 1, "slack"_a = -1, "resize"_a = false, "timeout_s"_a);
   c.def("advance", &advance, nb::kw_only(), "rank"_a, "step"_a, "weight"_a, "lr"_a = NAN, "clip"_a = 0.0f,
         "units"_a = std::vector<std::pair<uint64_t, uint64_t>>(), "timeout_s"_a);
   c.def("sync_state", &sync_state, "timeout_s"_a);
   c.def(
       "ledger_open",
-      [](const PyClientPtr& self, uint64_t epoch, uint64_t units, double timeout_s) {
-        ask(self, request_of(SyncVerb::ledger_open, 0, epoch, units), timeout_s);
+      [](const PyClientPtr& self, uint64_t epoch, uint64_t units, bool split, bool fixed, double timeout_s) {
+        SyncRequest request = request_of(SyncVerb::ledger_open, 0, epoch, units);
+        request.step = (split ? kSplit : 0) | (fixed ? kStatic : 0);
+        return ask(self, std::move(request), timeout_s).reply.step;
       },
-      nb::kw_only(), "epoch"_a, "units"_a, "timeout_s"_a);
+      nb::kw_only(), "epoch"_a, "units"_a, "split"_a = false, "fixed"_a = false, "timeout_s"_a);
   c.def("lease", &lease, nb::kw_only(), "rank"_a, "epoch"_a, "want"_a, "timeout_s"_a);
   c.def(
       "pass_end",
@@ -151,5 +163,6 @@ void bind_sync(nb::class_<PyClient>& c) {
         ask(self, request_of(SyncVerb::leave, rank), timeout_s);
       },
       nb::kw_only(), "rank"_a, "timeout_s"_a = 10.0);
+  c.def("resume", &resume, nb::kw_only(), "rank"_a, "epoch"_a, "timeout_s"_a);
   c.def("ledger_report", &ledger_report, nb::kw_only(), "epoch"_a, "timeout_s"_a);
 }

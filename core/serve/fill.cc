@@ -59,7 +59,7 @@ Status fill_replica(ServerState& server, uint32_t shard, uint32_t target,
   uint64_t entry = 0;
   send(Kind::image, {part}, source.begin_image(&entry));
   if (shard == 0) {  // the sync shard goes with it; it is small, and sent as one
-    SyncDesk::Image sync = server.sync.image();
+    SyncDesk::Image sync = server.sync.image(true);
     Part whole = part;
     whole.shard = kSyncLog;
     set_log_entry(whole, sync.entry);

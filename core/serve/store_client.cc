@@ -206,11 +206,11 @@ Status StoreClient::late_sync(const SyncOperation& operation) {
   const char* between = " for rank ";
   for (size_t i = 1; i + 2 < numbers.size(); i += 3) {
     const auto phase = static_cast<SyncShard::Phase>(numbers[i + 1]);
-    if (phase != SyncShard::Phase::working && phase != SyncShard::Phase::absent) continue;
-    text +=
-        between + std::to_string((i - 1) / 3) +
-        (phase == SyncShard::Phase::absent ? " (not here yet" : " (in step " + std::to_string(numbers[i])) +
-        ", since " + std::to_string(numbers[i + 2] / 1000) + " s)";
+    const bool comes = phase == SyncShard::Phase::absent || phase == SyncShard::Phase::gone;
+    if (phase != SyncShard::Phase::working && !comes) continue;
+    text += between + std::to_string((i - 1) / 3) +
+            (comes ? " (not here yet" : " (in step " + std::to_string(numbers[i])) + ", since " +
+            std::to_string(numbers[i + 2] / 1000) + " s)";
     between = ", rank ";
   }
   return {Code::timeout, text + "; ask again to go on waiting"};

@@ -59,9 +59,9 @@ class SyncDesk {
     std::vector<uint64_t> clocks;
     uint64_t entry = 0;  // the last of the log that it holds
   };
-  Image image() {
+  Image image(bool live = false) {
     const std::lock_guard lock(mutex_);
-    return {shard_.encode(), shard_.clocks(), entries_};
+    return {shard_.encode(live), shard_.clocks(), entries_};
   }
   // False: these bytes are no sync shard, or somebody waits at this desk.
   bool decode(std::span<const std::byte> in, uint64_t entry = 0) {

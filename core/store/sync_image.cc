@@ -1,5 +1,6 @@
-// The sync shard as bytes: what a checkpoint keeps of clocks, rounds and the ledger. Whoever goes on from
-// them is a new life of each rank: nobody is there yet, nothing is leased, and no question waits.
+// The sync shard as bytes: clocks, rounds and the ledger. Whoever goes on from a checkpoint is a new life of
+// each rank: nobody is there yet, nothing is leased, and no question waits. A copy of a live one is all of it
+// but the questions, which are asked again.
 #include <algorithm>
 #include <array>
 
@@ -26,51 +27,57 @@ bool unpack_all(std::span<const std::byte>& in, std::vector<T>& values) {
 }
 
 struct MemberImage {
-  uint64_t client, finished, dropped_next;
-  uint32_t incarnation, reserved;
+  uint64_t client, finished, dropped_next, number, epoch;
+  uint32_t incarnation, phase;
 };
 
 }  // namespace
 
-void WorkLedger::encode(std::vector<std::byte>& out) const {
-  pack(out, &fresh_, 1);
+void WorkLedger::encode(std::vector<std::byte>& out, bool live) const {
+  const uint64_t numbers[] = {fresh_, stride_, leased_ ? 1u : 0u};
+  pack(out, numbers, 3);
   pack_all(out, by_rank_);
-  std::vector<uint32_t> units;  // uses, and whether it is done
-  for (const Unit& unit : units_) units.push_back(uint32_t{unit.uses} * 2 + (unit.done ? 1 : 0));
+  std::vector<uint32_t> units;    // uses, and whether it is done
+  std::vector<uint32_t> holders;  // none in a checkpoint
+  for (const Unit& unit : units_) {
+    units.push_back(uint32_t{unit.uses} * 2 + (unit.done ? 1 : 0));
+    if (live) holders.push_back(unit.holder);
+  }
   pack_all(out, units);
+  pack_all(out, holders);
+  pack_all(out, std::vector<uint64_t>(returned_.begin(), returned_.end()));
 }
 
-bool WorkLedger::decode(std::span<const std::byte>& in, size_t workers) {
-  std::vector<uint32_t> units;
-  if (!unpack(in, fresh_) || !unpack_all(in, by_rank_) || !unpack_all(in, units)) return false;
-  if (units.size() > kUnitsMax || fresh_ > units.size() || by_rank_.size() != workers) return false;
+bool WorkLedger::decode(std::span<const std::byte>& in) {
+  std::array<uint64_t, 3> numbers{};
+  std::vector<uint32_t> units, holders;
+  std::vector<uint64_t> returned;
+  if (!unpack(in, numbers) || !unpack_all(in, by_rank_) || !unpack_all(in, units) ||
+      !unpack_all(in, holders) || !unpack_all(in, returned)) {
+    return false;
+  }
+  fresh_ = numbers[0];
+  stride_ = numbers[1];
+  leased_ = numbers[2] != 0;
+  const bool live = !holders.empty();
+  if (units.size() > kUnitsMax || fresh_ > units.size() || (live && holders.size() != units.size())) return false;
   units_.assign(units.size(), Unit{});
   held_.assign(by_rank_.size(), 0);
   for (size_t i = 0; i < units.size(); ++i) {
     units_[i].uses = static_cast<uint16_t>(units[i] / 2);
     units_[i].done = units[i] % 2 != 0;
     done_ += units_[i].done ? 1 : 0;
-    if (i < fresh_ && !units_[i].done) returned_.insert(i);
-  }
-  leased_ = fresh_ > 0;
-  return true;
-}
-
-void WorkLedger::cut_anew(uint32_t workers) {
-  const size_t parts = by_rank_.size();
-  const size_t batches = units_.size() / parts;
-  WorkLedger anew(batches * workers, workers);
-  for (size_t batch = 0; batch < batches; ++batch) {
-    const auto first = units_.begin() + static_cast<ptrdiff_t>(batch * parts);
-    const auto last = first + static_cast<ptrdiff_t>(parts);
-    if (!std::all_of(first, last, [](const Unit& unit) { return unit.done; })) continue;
-    for (size_t unit = batch * workers; unit < (batch + 1) * workers; ++unit) {
-      anew.units_[unit].done = true;
-      anew.units_[unit].uses = first->uses;
-      ++anew.done_;
+    if (!live) {
+      if (i < fresh_ && !units_[i].done) returned_.insert(i);
+    } else if (holders[i] != kNobody) {
+      if (holders[i] >= held_.size()) return false;
+      units_[i].holder = holders[i];
+      ++held_[holders[i]];
     }
   }
-  *this = std::move(anew);
+  for (const uint64_t unit : returned)
+    if (unit < units_.size() && !units_[unit].done) returned_.insert(unit);
+  return true;
 }
 
 std::vector<uint64_t> SyncShard::clocks() const {
@@ -79,87 +86,106 @@ std::vector<uint64_t> SyncShard::clocks() const {
   return clocks;
 }
 
-std::vector<std::byte> SyncShard::encode() const {
+std::vector<std::byte> SyncShard::encode(bool live) const {
   std::vector<std::byte> out;
   pack(out, &config_, 1);
-  const auto passes = std::distance(passes_.begin(), passes_.lower_bound(kBarriers));
-  const uint64_t numbers[] = {members_.size(),
+  // Barriers of a life that is over are nobody's.
+  const auto end = live ? passes_.end() : passes_.lower_bound(kBarriers);
+  const uint64_t numbers[] = {live ? 1u : 0u,
+                              members_.size(),
                               round_,
                               closed_,
                               dropped_,
+                              opened_,
                               contributions_.size(),
                               commits_.size(),
-                              static_cast<uint64_t>(passes)};
-  pack(out, numbers, 7);
+                              static_cast<uint64_t>(std::distance(passes_.begin(), end))};
+  pack(out, numbers, 9);
   for (const Member& member : members_) {
-    const MemberImage image{member.client, member.finished, member.dropped_next, member.incarnation, 0};
+    const MemberImage image{member.client, member.finished,    member.dropped_next,
+                            member.number, member.epoch,       member.incarnation,
+                            static_cast<uint32_t>(member.phase)};
     pack(out, &image, 1);
   }
   for (const Contribution& one : contributions_) pack(out, &one, 1);
   for (const Commit& commit : commits_) encode_commit(commit, out);
   pack_all(out, forgotten_);
-  for (const auto& [epoch, pass] : passes_) {
-    if (epoch >= kBarriers) break;
-    const uint64_t head[] = {epoch, pass.over ? 1u : 0u};
-    pack(out, head, 2);
-    pass.ledger.encode(out);
+  std::vector<uint64_t> over;
+  for (const auto& [begin, last] : over_)
+    if (live || begin < kBarriers) over.insert(over.end(), {begin, last});
+  pack_all(out, over);
+  for (auto it = passes_.begin(); it != end; ++it) {
+    const uint64_t head[] = {it->first, it->second.opened, it->second.workers};
+    pack(out, head, 3);
+    it->second.ledger.encode(out, live);
   }
   return out;
 }
 
 bool SyncShard::decode(std::span<const std::byte> in) {
   SyncShard anew;
-  std::array<uint64_t, 7> numbers{};
-  if (!unpack(in, anew.config_) || !unpack(in, numbers) || numbers[0] > kWorkersMax ||
-      numbers[0] != anew.config_.workers) {
+  std::array<uint64_t, 9> numbers{};
+  if (!unpack(in, anew.config_) || !unpack(in, numbers) || numbers[1] > kWorkersMax ||
+      numbers[1] < anew.config_.workers) {
     return false;
   }
-  anew.round_ = numbers[1];
-  anew.closed_ = numbers[2];
-  anew.dropped_ = numbers[3];
-  for (uint64_t i = 0; i < numbers[0]; ++i) {
+  const bool live = numbers[0] != 0;
+  anew.round_ = numbers[2];
+  anew.closed_ = numbers[3];
+  anew.dropped_ = numbers[4];
+  anew.opened_ = numbers[5];
+  for (uint64_t i = 0; i < numbers[1]; ++i) {
     MemberImage image{};
-    if (!unpack(in, image)) return false;
-    anew.members_.push_back({.client = image.client,
-                             .incarnation = image.incarnation,
-                             .finished = image.finished,
-                             .dropped_next = image.dropped_next});
+    if (!unpack(in, image) || image.phase > static_cast<uint32_t>(Phase::gone)) return false;
+    Member member{.client = image.client,
+                  .incarnation = image.incarnation,
+                  .finished = image.finished,
+                  .dropped_next = image.dropped_next};
+    if (live) {
+      member.phase = static_cast<Phase>(image.phase);
+      member.number = image.number;
+      member.epoch = image.epoch;
+    }
+    anew.members_.push_back(member);
   }
-  for (uint64_t i = 0; i < numbers[4]; ++i) {
+  for (uint64_t i = 0; i < numbers[6]; ++i) {
     Contribution one{};
     if (!unpack(in, one) || one.entry.rank >= anew.members_.size()) return false;
     anew.contributions_.push_back(one);
   }
-  for (uint64_t i = 0; i < numbers[5]; ++i) {
+  for (uint64_t i = 0; i < numbers[7]; ++i) {
     Commit commit;
     if (!decode_commit(in, commit)) return false;
     anew.commits_.push_back(std::move(commit));
   }
-  if (!unpack_all(in, anew.forgotten_)) return false;
-  for (uint64_t i = 0; i < numbers[6]; ++i) {
-    std::array<uint64_t, 2> head{};
-    Pass pass{WorkLedger(0, 1)};
-    if (!unpack(in, head) || !pass.ledger.decode(in, anew.members_.size())) return false;
-    pass.over = head[1] != 0;
+  std::vector<uint64_t> over;
+  if (!unpack_all(in, anew.forgotten_) || !unpack_all(in, over) || over.size() % 2 != 0) return false;
+  for (size_t i = 0; i < over.size(); i += 2) anew.over_[over[i]] = over[i + 1];
+  for (uint64_t i = 0; i < numbers[8]; ++i) {
+    std::array<uint64_t, 3> head{};
+    Pass pass{WorkLedger(0, 1), 0, 1};
+    if (!unpack(in, head) || !pass.ledger.decode(in)) return false;
+    pass.opened = head[1];
+    pass.workers = static_cast<uint32_t>(head[2]);
     anew.passes_.insert_or_assign(head[0], std::move(pass));
   }
   if (!in.empty()) return false;
-  anew.restored_ = !anew.members_.empty();
+  anew.restored_ = !live && !anew.members_.empty();
   *this = std::move(anew);
   return true;
 }
 
-// What was finished counts, whole batches stay done, and everybody starts at the same step.
+// What was finished counts, and everybody starts at the same step. A pass stays cut as it is: parts of ranks
+// that are no more are for the others.
 void SyncShard::go_on_with(const SyncConfig& config) {
   if (!contributions_.empty()) make_commit(contributions_.size());
   uint64_t furthest = round_;
   for (const Member& member : members_) furthest = std::max(furthest, member.finished);
-  const bool resized = config.workers != config_.workers;
   config_ = config;
   round_ = furthest;
   members_.assign(config.workers, Member{.since = now_, .finished = furthest});
   for (auto& [epoch, pass] : passes_)
-    if (resized) pass.ledger.cut_anew(config.workers);
+    for (uint32_t rank = config.workers; rank < pass.workers; ++rank) pass.ledger.abandon(rank);
 }
 
 }  // namespace shoal

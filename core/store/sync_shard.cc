@@ -29,18 +29,28 @@ Status check_config(const SyncConfig& config) {
 }  // namespace
 
 Status SyncShard::check(const SyncRequest& request) const {
-  if (request.verb == SyncVerb::open) {
+  if (request.verb == SyncVerb::open || request.verb == SyncVerb::resize) {
     if (Status status = check_config(request.config); !status.ok()) return status;
+  } else if (members_.empty() && request.verb == SyncVerb::leave) {
+    return {};  // there is nobody to be evicted
   } else if (members_.empty()) {
     return {Code::bad_input, "no job has opened its sync here: call sync_open first"};
   }
-  const uint32_t workers = request.verb == SyncVerb::open ? request.config.workers : config_.workers;
+  // Who is to go, since the job has become smaller, may still finish a step.
+  const size_t workers = request.verb == SyncVerb::open ? request.config.workers : members_.size();
   if (request.rank >= workers) {
     return {Code::bad_input, "rank " + std::to_string(request.rank) +
                                  " is not below the number of workers, " + std::to_string(workers)};
   }
   if (!std::isfinite(request.weight) || request.weight < 0.0f || !(request.clip >= 0.0f))
     return {Code::bad_input, "weight and clip are numbers >= 0"};
+  const bool acts = request.verb == SyncVerb::advance || request.verb == SyncVerb::lease ||
+                    request.verb == SyncVerb::pass_end;
+  if (const Member* member = acts ? &members_[request.rank] : nullptr;
+      member != nullptr && member->phase != Phase::absent &&
+      (member->client != request.client || member->incarnation != request.incarnation)) {
+    return {Code::fenced, "rank " + std::to_string(request.rank) + " has another life: this one is over"};
+  }
   return {};
 }
 
@@ -55,16 +65,27 @@ std::vector<SyncShard::Answer> SyncShard::handle(const SyncRequest& request, uin
       case SyncVerb::open: status = open(request); break;
       case SyncVerb::advance: status = advance(request); break;
       case SyncVerb::state: reply.numbers = state(); break;
-      case SyncVerb::ledger_open: status = ledger_open(request); break;
+      case SyncVerb::ledger_open: status = ledger_open(request, reply); break;
+      case SyncVerb::resize: status = resize(request); break;
       case SyncVerb::lease:
-        for (const auto& [begin, end] : pass(request.epoch).ledger.lease(request.rank, request.count))
-          reply.numbers.insert(reply.numbers.end(), {begin, end});
+        if (const auto it = passes_.find(request.epoch); it != passes_.end())
+          for (const auto& [begin, end] : it->second.ledger.lease(request.rank, request.count))
+            reply.numbers.insert(reply.numbers.end(), {begin, end});
         break;
       case SyncVerb::pass_end: pass_end(request); break;
       case SyncVerb::leave: leave(request); break;
-      case SyncVerb::report:
-        reply.numbers = pass(request.epoch).ledger.report();
-        reply.step = config_.workers;  // how many of the numbers are by rank
+      case SyncVerb::report: {
+        const auto it = passes_.find(request.epoch);
+        const WorkLedger none(0, config_.workers);
+        const WorkLedger& ledger = it == passes_.end() ? none : it->second.ledger;
+        reply.numbers = ledger.report();
+        reply.step = ledger.ranks();  // how many of the numbers are by rank
+        break;
+      }
+      case SyncVerb::resume:
+        reply.step = next_pass(request.epoch);
+        if (const auto it = passes_.find(reply.step); it != passes_.end())
+          reply.numbers = it->second.ledger.done_of(request.rank);
         break;
       default: status = {Code::refused, "a sync request of an unknown kind"};
     }
@@ -86,6 +107,7 @@ Status SyncShard::open(const SyncRequest& request) {
     members_.assign(config_.workers, Member{.since = now_});
     round_ = 0;
     passes_.clear();
+    over_.clear();
   } else if (restored_ && config_ != request.config) {
     go_on_with(request.config);
   } else if (config_ != request.config) {
@@ -95,14 +117,14 @@ Status SyncShard::open(const SyncRequest& request) {
   restored_ = false;
   Member& member = members_[request.rank];
   const bool another = member.client != request.client || member.incarnation != request.incarnation;
-  if (member.phase == Phase::left && config_.take != Take::round) {
+  if (another && member.phase != Phase::absent) depart(request.rank, Phase::gone);
+  const bool back = member.phase == Phase::left || member.phase == Phase::gone;
+  if (back && config_.take != Take::round) {
     // The step that it broke off has a number that was used; and nobody shall wait until it has caught up.
     uint64_t slowest = UINT64_MAX;
     for (const Member& other : members_)
       if (counts(other)) slowest = std::min(slowest, other.finished);
     member.finished = std::max(member.finished + 1, slowest == UINT64_MAX ? 0 : slowest);
-  } else if (another && member.phase != Phase::absent) {
-    give_back(request.rank);
   }
   member.client = request.client;
   member.incarnation = request.incarnation;
@@ -152,38 +174,83 @@ Status SyncShard::advance(const SyncRequest& request) {
   return {};
 }
 
-Status SyncShard::ledger_open(const SyncRequest& request) {
-  if (request.count > kUnitsMax) {
-    return {Code::bad_input, "a pass of " + std::to_string(request.count) + " units; at most " +
-                                 std::to_string(kUnitsMax) + " are allowed: use larger batches"};
+// New ranks are to come, and nobody waits for them; those that are too many go on until they leave.
+Status SyncShard::resize(const SyncRequest& request) {
+  SyncConfig as_before = request.config;
+  as_before.workers = config_.workers;
+  as_before.quorum = config_.quorum;
+  if (as_before != config_) {
+    return {Code::mismatch,
+            "this job's sync is " + describe(config_) + "; it cannot become " + describe(request.config)};
   }
+  const uint32_t before = config_.workers;
+  config_ = request.config;
+  if (members_.size() < config_.workers) members_.resize(config_.workers);
+  for (uint32_t rank = before; rank < config_.workers; ++rank) enter(members_[rank], Phase::gone);
+  for (size_t rank = config_.workers; rank < members_.size(); ++rank) {
+    Phase& phase = members_[rank].phase;
+    if (phase == Phase::gone || phase == Phase::absent) depart(static_cast<uint32_t>(rank), phase);
+  }
+  return {};
+}
+
+Status SyncShard::ledger_open(const SyncRequest& request, SyncReply& reply) {
+  reply.step = config_.workers;
+  if (is_over(request.epoch) && !passes_.contains(request.epoch)) return {};
   Pass& now = pass(request.epoch);
-  if (now.ledger.units() == 0) now.ledger = WorkLedger(request.count, config_.workers);
-  if (now.ledger.units() == request.count) return {};
+  reply.step = now.workers;
+  const uint64_t parts = (request.step & kSplit) != 0 ? now.workers : 1;
+  const uint64_t units = request.count * parts;
+  if (request.count > kUnitsMax || units > kUnitsMax) {
+    return {Code::bad_input, "a pass of " + std::to_string(request.count) + " batches in " +
+                                 std::to_string(parts) + " parts; at most " + std::to_string(kUnitsMax) +
+                                 " units are allowed: use larger batches"};
+  }
+  const uint64_t stride = (request.step & kStatic) != 0 ? now.workers : 0;
+  if (now.ledger.units() == 0) now.ledger = WorkLedger(units, now.workers, stride);
+  if (now.ledger.units() == units) return {};
   return {Code::mismatch, "epoch " + std::to_string(request.epoch) + " was opened with " +
                               std::to_string(now.ledger.units()) + " units, rank " +
-                              std::to_string(request.rank) + " says " + std::to_string(request.count)};
+                              std::to_string(request.rank) + " says " + std::to_string(units)};
 }
 
 void SyncShard::pass_end(const SyncRequest& request) {
   Member& member = members_[request.rank];
   // What it holds and knows nothing of: the answer to its lease was lost.
-  pass(request.epoch).ledger.give_back_all(request.rank);
+  if (!is_over(request.epoch)) pass(request.epoch).ledger.give_back_all(request.rank);
   member.epoch = request.epoch;
   enter(member, Phase::at_end);
 }
 
 void SyncShard::leave(const SyncRequest& request) {
+  if (members_.empty()) return;
   Member& member = members_[request.rank];
+  const bool never_came = member.phase == Phase::absent;
+  const bool late = member.client != request.client || member.incarnation > request.incarnation;
+  if (late && !never_came) return;
+  const bool itself = member.client == request.client && member.incarnation == request.incarnation;
+  depart(request.rank, itself ? Phase::left : Phase::gone);
+  member.client = request.client;
+  member.incarnation = request.incarnation;
+}
+
+// Its life is over: what it has not finished counts nowhere, and what it held returns.
+void SyncShard::depart(uint32_t rank, Phase phase) {
+  Member& member = members_[rank];
+  const bool for_good = rank >= config_.workers;  // the job has become smaller
+  if (for_good) phase = Phase::left;
+  for (auto& [epoch, pass] : passes_)
+    if (for_good && !is_over(epoch)) pass.ledger.abandon(rank);
   if (member.phase == Phase::left) return;
+  if (member.phase == Phase::gone) return enter(member, phase);
   if (member.parked) turn_away(member, member.parked->tokens.size());
   member.parked.reset();
   CommitEntry rest{.client = member.client, .step = member.finished, .incarnation = member.incarnation};
-  rest.rank = request.rank;
+  rest.rank = rank;
   rest.weight = kDropped;
   if (config_.take != Take::each) forgotten_.push_back(rest);
-  give_back(request.rank);
-  enter(member, Phase::left);
+  give_back(rank);
+  enter(member, phase);
 }
 
 std::vector<uint64_t> SyncShard::state() const {
@@ -240,7 +307,7 @@ bool SyncShard::is_stale(const SyncRequest& request) {
 }
 
 bool SyncShard::counts(const Member& member) const {
-  return member.phase != Phase::left && member.phase != Phase::at_end;
+  return member.phase != Phase::left && member.phase != Phase::at_end && member.phase != Phase::gone;
 }
 
 bool SyncShard::may_start(const Member& member) const {
@@ -257,8 +324,10 @@ bool SyncShard::all_left() const {
 }
 
 bool SyncShard::unfinished() const {
-  return std::any_of(passes_.begin(), passes_.end(),
-                     [](const auto& entry) { return !entry.second.over && !entry.second.ledger.complete(); });
+  return std::any_of(passes_.begin(), passes_.end(), [this](const auto& entry) {
+    // Of an evaluation nothing is ever done.
+    return entry.second.ledger.used() && !entry.second.ledger.complete() && !is_over(entry.first);
+  });
 }
 
 void SyncShard::give_back(uint32_t rank) {
@@ -266,9 +335,36 @@ void SyncShard::give_back(uint32_t rank) {
 }
 
 SyncShard::Pass& SyncShard::pass(uint64_t epoch) {
-  const auto [it, fresh] = passes_.try_emplace(epoch, Pass{WorkLedger(0, config_.workers)});
-  while (fresh && passes_.size() > kPassesKept && passes_.begin() != it) passes_.erase(passes_.begin());
-  return it->second;
+  const auto [found, fresh] =
+      passes_.try_emplace(epoch, Pass{WorkLedger(0, config_.workers), ++opened_, config_.workers});
+  if (!fresh || passes_.size() <= kPassesKept) return found->second;
+  // The oldest makes room, but for one that is being trained.
+  auto oldest = passes_.end();
+  for (auto it = passes_.begin(); it != passes_.end(); ++it) {
+    const bool needed = it == found || (it->second.ledger.used() && !is_over(it->first));
+    if (!needed && (oldest == passes_.end() || it->second.opened < oldest->second.opened)) oldest = it;
+  }
+  if (oldest != passes_.end()) passes_.erase(oldest);
+  return found->second;
+}
+
+uint64_t SyncShard::next_pass(uint64_t epoch) const {
+  const auto after = over_.upper_bound(epoch);
+  return after == over_.begin() ? epoch : std::max(epoch, std::prev(after)->second);
+}
+
+void SyncShard::mark_over(uint64_t epoch) {
+  uint64_t end = epoch + 1;
+  if (const auto next = over_.find(end); next != over_.end()) {
+    end = next->second;
+    over_.erase(next);
+  }
+  const auto after = over_.upper_bound(epoch);
+  if (after != over_.begin() && std::prev(after)->second == epoch)
+    std::prev(after)->second = end;
+  else
+    over_[epoch] = end;
+  if (const auto it = passes_.find(epoch); it->second.ledger.units() == 0) passes_.erase(it);  // a barrier
 }
 
 void SyncShard::settle() {
@@ -352,9 +448,8 @@ bool SyncShard::end_pass() {
     if (member.phase == Phase::at_end && (first == nullptr || member.epoch < first->epoch)) first = &member;
   }
   if (first == nullptr) return false;
-  Pass& ending = pass(first->epoch);
-  if (ending.over || !ending.ledger.complete()) return false;
-  ending.over = true;
+  if (is_over(first->epoch) || !pass(first->epoch).ledger.complete()) return false;
+  mark_over(first->epoch);
   if (!contributions_.empty()) make_commit(contributions_.size());
   for (const Member& member : members_) round_ = std::max(round_, member.finished);
   for (Member& member : members_) member.finished = round_;
@@ -372,9 +467,9 @@ void SyncShard::answer_ready(Member& member) {
   const Parked& parked = *member.parked;
   SyncReply reply;
   if (parked.verb == SyncVerb::pass_end) {
-    const Pass& now = pass(member.epoch);
-    reply.again = !now.over && now.ledger.available();
-    if (!now.over && !reply.again) return;
+    const bool over = is_over(member.epoch);
+    reply.again = !over && pass(member.epoch).ledger.available();
+    if (!over && !reply.again) return;
   } else if (!may_start(member)) {
     return;
   }

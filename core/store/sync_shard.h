@@ -7,6 +7,8 @@
 //   - A step is finished once: asking again changes nothing and is answered from the state.
 //   - A contribution is in one commit at most, or is dropped; its units are done or given back with it.
 //   - Commits are numbered without gaps, and handed out until some worker says that they are done everywhere.
+//   - A rank has one life at a time. Who evicts an earlier one speaks for a newer one, so that a late word
+//     of any of them changes nothing.
 //   - One question of a rank is parked at most, with the tokens of all that have asked it; a newer one takes
 //     its place, and what arrives after a newer one changes nothing.
 // Not thread-safe.
@@ -36,14 +38,14 @@ class SyncShard {
   // `token` names the request until it is answered; `now` is in seconds and only grows.
   std::vector<Answer> handle(const SyncRequest& request, uint64_t token, double now);
 
-  // For checkpoints (sync_image.cc). What was taken is gone on with by a job of any size and word.
-  std::vector<std::byte> encode() const;
+  // sync_image.cc. A checkpoint's is gone on with by a job of any size and word; a `live` one by who is there.
+  std::vector<std::byte> encode(bool live = false) const;
   std::vector<uint64_t> clocks() const;        // by rank
   bool decode(std::span<const std::byte> in);  // false: not a sync shard; nothing has changed
 
   // What a worker is doing, in the numbers of `state`: (clock, phase, milliseconds in that phase) per rank
-  // behind the count of dropped contributions.
-  enum class Phase : uint64_t { absent = 0, working = 1, waiting = 2, at_end = 3, left = 4 };
+  // behind the count of dropped contributions. Gone: evicted, and another life of its rank is to come.
+  enum class Phase : uint64_t { absent = 0, working = 1, waiting = 2, at_end = 3, left = 4, gone = 5 };
 
  private:
   struct Parked {
@@ -69,15 +71,18 @@ class SyncShard {
   };
   struct Pass {
     WorkLedger ledger;
-    bool over = false;
+    uint64_t opened;   // the how manieth it was
+    uint32_t workers;  // that its batches are cut for
   };
 
   Status check(const SyncRequest& request) const;
   Status open(const SyncRequest& request);
   Status advance(const SyncRequest& request);
-  Status ledger_open(const SyncRequest& request);
+  Status resize(const SyncRequest& request);
+  Status ledger_open(const SyncRequest& request, SyncReply& reply);
   void pass_end(const SyncRequest& request);
   void leave(const SyncRequest& request);
+  void depart(uint32_t rank, Phase phase);
   std::vector<uint64_t> state() const;
 
   void enter(Member& member, Phase phase);
@@ -96,6 +101,9 @@ class SyncShard {
   bool unfinished() const;  // the job ended in the middle of a pass
   void give_back(uint32_t rank);
   Pass& pass(uint64_t epoch);
+  uint64_t next_pass(uint64_t epoch) const;  // the first from there on that is not over
+  bool is_over(uint64_t epoch) const { return next_pass(epoch) != epoch; }
+  void mark_over(uint64_t epoch);
   Contribution contribution(const SyncRequest& request, float weight) const;
   void go_on_with(const SyncConfig& config);  // after decode: the first of another kind of job is here
 
@@ -108,7 +116,9 @@ class SyncShard {
   std::deque<Commit> commits_;              // that may not be done everywhere
   uint64_t closed_ = 0;                     // seq of the last commit
   uint64_t dropped_ = 0;
-  std::map<uint64_t, Pass> passes_;  // by epoch
+  std::map<uint64_t, Pass> passes_;    // by epoch; those that are over for a while
+  std::map<uint64_t, uint64_t> over_;  // passes that are over, as ranges: begin -> end
+  uint64_t opened_ = 0;
   double now_ = 0.0;
   std::vector<Answer> ready_;
 };

@@ -5,6 +5,7 @@ namespace shoal {
 std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want) {
   std::vector<Range> ranges;
   leased_ = true;
+  make_room(rank);
   const auto take = [&](uint64_t unit) {
     units_[unit].holder = rank;
     ++held_[rank];
@@ -15,7 +16,7 @@ std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want) {
       ranges.emplace_back(unit, unit + 1);
   };
   while (want > 0 && !returned_.empty()) take(returned_.extract(returned_.begin()).value());
-  for (; want > 0 && fresh_ < units_.size(); ++fresh_)
+  for (; want > 0 && stride_ == 0 && fresh_ < units_.size(); ++fresh_)
     if (!units_[fresh_].done) take(fresh_);
   return ranges;
 }
@@ -27,6 +28,7 @@ void WorkLedger::release(Unit& unit) {
 
 void WorkLedger::done(uint32_t rank, uint64_t unit) {
   if (unit >= units_.size()) return;
+  make_room(rank);
   Unit& u = units_[unit];
   if (u.uses != 0xffff) ++u.uses;
   ++by_rank_[rank];
@@ -44,7 +46,27 @@ void WorkLedger::give_back(uint32_t rank, uint64_t unit) {
 }
 
 void WorkLedger::give_back_all(uint32_t rank) {
+  make_room(rank);
   for (uint64_t unit = 0; held_[rank] > 0 && unit < units_.size(); ++unit) give_back(rank, unit);
+}
+
+void WorkLedger::abandon(uint32_t rank) {
+  for (uint64_t unit = rank; stride_ > rank && unit < units_.size(); unit += stride_)
+    if (!units_[unit].done && units_[unit].holder == kNobody) returned_.insert(unit);
+}
+
+// The number of workers may have grown since the pass began.
+void WorkLedger::make_room(uint32_t rank) {
+  if (rank < held_.size()) return;
+  held_.resize(rank + 1);
+  by_rank_.resize(rank + 1);
+}
+
+std::vector<uint64_t> WorkLedger::done_of(uint32_t rank) const {
+  std::vector<uint64_t> done;
+  for (uint64_t unit = rank; stride_ > rank && unit < units_.size(); unit += stride_)
+    if (units_[unit].done) done.push_back(unit);
+  return done;
 }
 
 std::vector<uint64_t> WorkLedger::report() const {

@@ -18,12 +18,17 @@ class WorkLedger {
  public:
   using Range = std::pair<uint64_t, uint64_t>;  // begin, end
 
-  WorkLedger(uint64_t units, uint32_t workers) : units_(units), held_(workers), by_rank_(workers) {}
+  // With a stride, rank r has every stride-th unit from r on without asking, and only what comes back is
+  // leased.
+  WorkLedger(uint64_t units, uint32_t workers, uint64_t stride = 0)
+      : units_(units), held_(workers), by_rank_(workers), stride_(stride) {}
 
   uint64_t units() const { return units_.size(); }
   bool complete() const { return done_ == units_.size(); }
+  bool used() const { return done_ > 0; }
   // Whether a worker that came to the end can get more.
-  bool available() const { return !returned_.empty() || (leased_ && fresh_ < units_.size()); }
+  bool available() const { return !returned_.empty() || (leased_ && stride_ == 0 && fresh_ < units_.size()); }
+  uint32_t ranks() const { return static_cast<uint32_t>(by_rank_.size()); }
 
   std::vector<Range> lease(uint32_t rank, uint64_t want);
   // Units outside the pass are ignored. One that nobody leased may be done, too: its owner is then known
@@ -31,12 +36,15 @@ class WorkLedger {
   void done(uint32_t rank, uint64_t unit);
   void give_back(uint32_t rank, uint64_t unit);
   void give_back_all(uint32_t rank);
+  // What it has without asking is leased to others.
+  void abandon(uint32_t rank);
 
-  // As a checkpoint keeps it; what was handed out and not done is to be handed out again. sync_image.cc
-  void encode(std::vector<std::byte>& out) const;
-  bool decode(std::span<const std::byte>& in, size_t workers);  // false: not a ledger of so many
-  // Each batch in as many parts as there are workers now; one that is done in part is to be done again.
-  void cut_anew(uint32_t workers);
+  // Of the units that it has without asking.
+  std::vector<uint64_t> done_of(uint32_t rank) const;
+
+  // sync_image.cc. Where it is not `live` what was handed out and not done is to be handed out again.
+  void encode(std::vector<std::byte>& out, bool live) const;
+  bool decode(std::span<const std::byte>& in);  // false: not a ledger
 
   // units, done, then units done by each rank, then how many units were used 0, 1, 2, ... times.
   std::vector<uint64_t> report() const;
@@ -49,6 +57,7 @@ class WorkLedger {
     bool done = false;
   };
   void release(Unit& unit);
+  void make_room(uint32_t rank);
 
   std::vector<Unit> units_;
   std::vector<uint64_t> held_;     // by rank
@@ -57,6 +66,7 @@ class WorkLedger {
   uint64_t fresh_ = 0;  // the first that was never leased
   uint64_t done_ = 0;
   bool leased_ = false;
+  uint64_t stride_ = 0;
 };
 
 }  // namespace shoal

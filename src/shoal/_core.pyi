@@ -213,6 +213,8 @@ class Client:
     # job that all have left gives way to the next. take: "each" (nothing is staged; slack = steps ahead of
     # the slowest, -1 = any), "round" (closed by ceil(quorum * workers present)), "count" (every `count`
     # contributions make an update). Returns the step to start with, and waits until it may be started.
+    # resize: instead of joining, let the job go on with so many workers: new ranks are to come, and those
+    # that are too many are not waited for once they are gone.
     def sync_open(
         self,
         *,
@@ -222,6 +224,7 @@ class Client:
         quorum: float = 1.0,
         count: int = 1,
         slack: int = -1,
+        resize: bool = False,
         timeout_s: float,
     ) -> int: ...
     # "I finished `step`, all my pushes are acknowledged; may I start the next?" Blocks until the policy says
@@ -244,16 +247,23 @@ class Client:
     # clocks and phases (by rank; SyncShard::Phase), closed, dropped, staged_bytes, waiting {rank: seconds},
     # staleness {count, sum, max}.
     def sync_state(self, timeout_s: float) -> dict[str, Any]: ...
-    # The pass `epoch` has so many units; idempotent, another number is a mismatch.
-    def ledger_open(self, *, epoch: int, units: int, timeout_s: float) -> None: ...
+    # The pass `epoch` has so many units (split: batches, of which each makes a unit for each worker);
+    # idempotent, another number is a mismatch. Gives the number of workers that the pass is cut for.
+    # fixed: rank r has every n-th unit from r on.
+    def ledger_open(
+        self, *, epoch: int, units: int, split: bool = False, fixed: bool = False, timeout_s: float
+    ) -> int: ...
     # Up to `want` units as (begin, end) ranges; [] = nothing left to hand out now.
     def lease(self, *, rank: int, epoch: int, want: int, timeout_s: float) -> list[tuple[int, int]]: ...
     # Waits until all units are done and every present worker is here: the step to go on with. -1: units came
     # back, lease again.
     # What this rank still holds is given back.
     def pass_end(self, *, rank: int, epoch: int, timeout_s: float) -> int: ...
-    # Gone: does not count in clocks and rounds any more, its leases return. It may open again.
+    # Gone: does not count in clocks and rounds any more, its leases return. It may open again. Asked by a
+    # newer incarnation than that which opened, it evicts that one; by an older one it does nothing.
     def leave(self, *, rank: int, timeout_s: float = 10.0) -> None: ...
+    # The first pass from `epoch` on that is not over, and what is done in it of this rank's fixed units.
+    def resume(self, *, rank: int, epoch: int, timeout_s: float) -> tuple[int, list[int]]: ...
     # units, done, used {times used: units}, by_rank {rank: units done}.
     def ledger_report(self, *, epoch: int, timeout_s: float) -> dict[str, Any]: ...
     # Per-shard figures of a table, summed: rows, value_bytes, state_bytes, memory_bytes, pushes, pulls.

@@ -68,13 +68,13 @@ TEST(a_round_is_gone_on_with_by_new_lives) {
   CHECK(commit.entries[0].client == 1 && commit.entries[1].client == 101);  // the old life's, the new one's
 }
 
-TEST(another_number_of_workers_takes_whole_batches_over) {
+TEST(another_number_of_workers_goes_on_with_the_pass_as_it_was_cut) {
   Job job = restored(halfway());
   const auto opened = job.ask(SyncVerb::open, 2, 0, 0, {}, 4);
   CHECK(opened.size() == 1 && opened[0].reply.step == 2);
   CHECK(opened[0].reply.commits.size() == 2);  // what was finished counts
   const std::vector<uint64_t> report = job.report();
-  CHECK(report[0] == 2 * kUnits && report[1] == 4);  // one batch of four parts; the half done one is not
+  CHECK(report[0] == kUnits && report[1] == 3);
   CHECK(job.ask(SyncVerb::open, 0, 0, 0, {}, 3)[0].reply.status.code() == Code::mismatch);
 }
 
@@ -88,6 +88,19 @@ TEST(what_was_leased_is_leased_again) {
   after.ask(SyncVerb::open, 1, 0, 0, {}, 2, Take::each);
   const auto leased = after.ask(SyncVerb::lease, 1, 0, 3)[0].reply.numbers;
   CHECK((leased == std::vector<uint64_t>{0, 1, 2, 4}));
+}
+
+TEST(a_copy_of_a_live_one_goes_on_with_the_same_lives) {
+  Job job;
+  for (const uint32_t rank : {0u, 1u}) job.ask(SyncVerb::open, rank, 0, 0, {}, 2, Take::each);
+  job.ask(SyncVerb::ledger_open, 0, 0, kUnits);
+  job.ask(SyncVerb::lease, 0, 0, 3);
+  Job copy;
+  CHECK(copy.shard.decode(job.shard.encode(true)));
+  copy.number = job.number;
+  CHECK((copy.ask(SyncVerb::lease, 1, 0, 2)[0].reply.numbers == std::vector<uint64_t>{3, 5}));
+  const auto done = copy.ask(SyncVerb::advance, 0, 0, 0, {{0, 0}});
+  CHECK(done.size() == 1 && done[0].reply.status.ok() && done[0].reply.step == 1);
 }
 
 TEST(what_is_no_sync_shard_is_refused) {

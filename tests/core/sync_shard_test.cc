@@ -268,6 +268,90 @@ TEST(another_life_of_a_rank_begins_where_the_clock_stands) {
   CHECK_EQ(job.get(reopened).commits.at(0).entries[1].client, 101);
 }
 
+TEST(a_newer_life_evicts_an_older_one_and_a_late_word_changes_nothing) {
+  Job job({.workers = 2, .take = Take::round});
+  job.epoch_ask(SyncVerb::ledger_open, 0, 0, 2);
+  job.epoch_ask(SyncVerb::lease, 1, 0, 2);
+  const uint64_t waiting = job.finish(0, 0);
+  SyncRequest evict = job.make(SyncVerb::leave, 1);
+  evict.incarnation = 1;
+  job.send(evict);
+  CHECK_EQ(job.get(waiting).step, 1);  // the round is closed without it
+  CHECK_EQ(text(job.get(waiting).commits.at(0)), "0:0=1 1:0=-1");
+  CHECK(job.get(job.finish(1, 0)).status.code() == Code::fenced);
+  CHECK(job.get(job.epoch_ask(SyncVerb::lease, 0, 0, 9)).numbers == (std::vector<uint64_t>{0, 2}));
+  SyncRequest next = job.make(SyncVerb::open, 1);
+  next.incarnation = 2;
+  CHECK_EQ(job.get(job.send(next)).step, 1);
+  job.send(evict);  // again, and too late
+  CHECK(job.waits(job.finish(0, 1)));
+}
+
+TEST(an_evicted_worker_is_still_to_come) {
+  Job job({.workers = 1, .take = Take::round});
+  job.finish(0, 0);
+  SyncRequest evict = job.make(SyncVerb::leave, 0);
+  evict.incarnation = 1;
+  job.send(evict);
+  SyncRequest next = job.make(SyncVerb::open, 0);
+  next.incarnation = 2;
+  CHECK_EQ(job.get(job.send(next)).step, 1);  // the same job, though nobody was left
+}
+
+TEST(who_comes_late_hears_what_is_over_and_what_is_done) {
+  Job job({.workers = 2, .take = Take::round});
+  for (const uint64_t epoch : {0, 1}) {
+    SyncRequest open = job.make(SyncVerb::ledger_open, 0, kSplit | kStatic);
+    open.epoch = epoch;
+    open.count = 3;
+    CHECK_EQ(job.get(job.send(open)).step, 2);
+    for (const uint32_t rank : {0u, 1u}) {
+      SyncRequest done = job.make(SyncVerb::advance, rank, epoch);
+      done.units = {{epoch, rank}, {epoch, 2 + rank}};
+      if (epoch == 0) done.units.push_back({epoch, 4 + rank});
+      job.send(done);
+    }
+    for (const uint32_t rank : {0u, 1u}) job.epoch_ask(SyncVerb::pass_end, rank, epoch);
+  }
+  const SyncReply late = job.get(job.epoch_ask(SyncVerb::resume, 1, 0));
+  CHECK_EQ(late.step, 1);
+  CHECK(late.numbers == (std::vector<uint64_t>{1, 3}));
+  CHECK_EQ(job.get(job.epoch_ask(SyncVerb::resume, 1, 7)).step, 7);
+}
+
+TEST(a_job_goes_on_with_more_workers_or_fewer) {
+  Job job({.workers = 2, .take = Take::round});
+  SyncRequest open = job.make(SyncVerb::ledger_open, 0, kSplit | kStatic);
+  open.count = 1;
+  job.send(open);
+  job.config.workers = 3;
+  CHECK(job.get(job.ask(SyncVerb::resize, 0)).status.ok());
+  CHECK(job.waits(job.finish(0, 0)));
+  CHECK(!job.waits(job.finish(1, 0)));  // rank 2 is to come, and not waited for
+  CHECK_EQ(job.get(job.ask(SyncVerb::open, 2)).step, 1);
+  CHECK(job.waits(job.finish(0, 1)) && job.waits(job.finish(1, 1)) && !job.waits(job.finish(2, 1)));
+  CHECK_EQ(job.get(job.send(open)).step, 2);  // the pass is cut as it was
+  open.epoch = 1;
+  CHECK_EQ(job.get(job.send(open)).step, 3);
+  job.config.workers = 1;
+  job.ask(SyncVerb::resize, 0);
+  CHECK(job.waits(job.finish(0, 2)));  // they go on until they leave
+  for (const uint32_t rank : {1u, 2u}) job.ask(SyncVerb::leave, rank);
+  CHECK(!job.waits(job.tokens - 2));
+  CHECK(job.get(job.epoch_ask(SyncVerb::lease, 0, 1, 9)).numbers == (std::vector<uint64_t>{1, 3}));
+  job.config.take = Take::each;
+  CHECK(job.get(job.ask(SyncVerb::resize, 0)).status.code() == Code::mismatch);
+}
+
+TEST(barriers_do_not_push_out_the_pass_that_runs) {
+  Job job({.workers = 1, .take = Take::each});
+  job.epoch_ask(SyncVerb::ledger_open, 0, 0, 2);
+  job.epoch_ask(SyncVerb::lease, 0, 0, 1);
+  for (uint64_t barrier = 100; barrier < 200; ++barrier)
+    CHECK(!job.waits(job.epoch_ask(SyncVerb::pass_end, 0, barrier)));
+  CHECK(job.get(job.epoch_ask(SyncVerb::lease, 0, 0, 9)).numbers == (std::vector<uint64_t>{1, 2}));
+}
+
 TEST(what_was_finished_is_committed_when_the_last_one_leaves) {
   Job job({.workers = 1, .take = Take::count, .count = 5});
   job.finish(0, 0);

@@ -99,7 +99,7 @@ def test_the_code_of_a_worker_is_passed_on(jobs: Jobs, code: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_worker_is_128_and_the_signal(jobs: Jobs, number: signal.Signals) -> None:
-    result = jobs.run("--workers", "2", SCRIPT, "die", "0", str(int(number)))
+    result = jobs.run("--workers", "2", "--max-restarts", "0", SCRIPT, "die", "0", str(int(number)))
     assert result.returncode == 128 + number
     assert f"worker 0 was killed by {number.name}:" in result.stderr
 
@@ -116,7 +116,7 @@ def test_the_traceback_is_shown_again_at_the_end_with_its_rank(jobs: Jobs) -> No
 
 @pytest.mark.slow
 def test_a_worker_that_ignores_sigterm_is_killed(jobs: Jobs) -> None:
-    with jobs.started("--workers", "2", SCRIPT, "sit_ignoring_sigterm") as process:
+    with jobs.started("--workers", "2", "--max-restarts", "0", SCRIPT, "sit_ignoring_sigterm") as process:
         jobs.until("ready-0", "ready-1")
         pids = jobs.pids()
         os.kill(jobs.record()["workers"][0]["pid"], signal.SIGKILL)

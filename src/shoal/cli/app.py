@@ -16,7 +16,7 @@ import shoal
 from shoal.cli import ckpt as ckpt_
 from shoal.cli import compare as compare_
 from shoal.cli import doctor as doctor_
-from shoal.cli import job_logs, job_status, job_stop, run_command, serve, status_view
+from shoal.cli import job_logs, job_scale, job_status, job_stop, run_command, serve, status_view
 from shoal.errors import ShoalError
 
 __all__ = ["app", "main"]
@@ -81,6 +81,14 @@ def run(
     batch: Annotated[str, typer.Option(help="split: a batch is cut over the workers; or each.")] = "split",
     seed: Annotated[int, typer.Option(help="Of initial values and the order of data.")] = 0,
     straggler: _Straggler = "",
+    max_restarts: Annotated[int, typer.Option(help="Workers that die are replaced, so many in all.")] = 3,
+    on_trouble: Annotated[
+        str,
+        typer.Option(
+            help="kind=policy,...: exploding, flat, stuck, slow; report, scale, refuse, replace.",
+            show_default=False,
+        ),
+    ] = "",
     name: Annotated[str | None, typer.Option(help="The job's name.", show_default=False)] = None,
     directory: Annotated[
         Path | None, typer.Option(help="The job's directory: logs, progress.", show_default=False)
@@ -111,6 +119,8 @@ def run(
         batch=batch,
         seed=seed,
         straggler=straggler,
+        max_restarts=max_restarts,
+        on_trouble=on_trouble,
         name=name,
         directory=directory,
         timeout_s=timeout,
@@ -243,6 +253,15 @@ def logs(
 def stop(job: _JobArgument = None) -> None:
     """Stop a job: SIGTERM to its workers, SIGKILL after five seconds, then its servers."""
     job_stop.stop(job)
+
+
+@app.command()
+def scale(
+    workers: Annotated[int, typer.Option(help="Worker processes from now on.")],
+    job: _JobArgument = None,
+) -> None:
+    """Change the number of workers of a job that runs."""
+    job_scale.scale(job, workers)
 
 
 @app.command()

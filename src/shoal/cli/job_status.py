@@ -48,12 +48,12 @@ def show(job: str | None, *, as_json: bool, timeout_s: float) -> int:
 
 def collect(record: JobRecord, timeout_s: float) -> dict[str, Any]:
     """What is known, as plain data."""
-    board = Board(record.path, len(record.workers))
+    board = Board(record.path, 1 + max((worker.rank for worker in record.workers), default=-1))
     board.refresh()
     running = record.state in ("starting", "running")
     cluster, problem = _cluster(record, timeout_s) if running else ({}, None)
     supervisor = {"role": "supervisor", "index": 0, "pid": record.pid, "address": None}
-    workers = [_worker(w, v, record) for w, v in zip(record.workers, board.views, strict=True)]
+    workers = [_worker(worker, board.views[worker.rank], record) for worker in record.workers]
     absent = [w["index"] for w in workers if w["state"] == "not joined"]
     if absent and problem is None:
         problem = f"worker {', '.join(map(str, absent))} has not called shoal.join()"
@@ -78,6 +78,7 @@ def collect(record: JobRecord, timeout_s: float) -> dict[str, Any]:
         "counters": board.counters(),
         "data": None if board.data is None else msgspec.to_builtins(board.data),
         "tables": cluster.get("tables", []),
+        "events": [msgspec.to_builtins(event) for event in record.events],
         "problem": problem,
     }
 
@@ -110,6 +111,7 @@ def _known(record: JobRecord) -> list[dict[str, Any]]:
 
 
 def _worker(worker: WorkerRecord, view: WorkerView, record: JobRecord) -> dict[str, Any]:
+    view.since = worker.started
     view.overdue = time.time() > record.join_until
     view.ended = worker.code is not None or record.state in ("ended", "lost")
     said = view.progress
@@ -121,6 +123,7 @@ def _worker(worker: WorkerRecord, view: WorkerView, record: JobRecord) -> dict[s
         "state": view.state,
         "clock": None if said is None else said.clock,
         "code": worker.code,
+        "restarts": worker.restarts,
         "step": None if said is None else said.step,
         "epoch": None if said is None else said.epoch,
         "samples": None if said is None else said.samples,
@@ -146,6 +149,10 @@ def _print(report: dict[str, Any], console: Console) -> None:
         where = [_cell(process[name]) for name in ("index", "pid", "address")]
         table.add_row(process["role"], *where, f"[{colour}]{state}[/]", *cells)
     console.print(table)
+    for event in report["events"]:
+        console.print(
+            f"{time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['text']}", markup=False
+        )
     if report["data"]:
         console.print(f"data: {DataUse(**report['data'])}")
     if report["tables"]:

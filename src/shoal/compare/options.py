@@ -103,6 +103,7 @@ class CompareOptions:
             seed=seed,
             straggler=self.straggler,
             history=True,
+            max_restarts=0,  # a run with a death in it is no measurement
             name=f"{path.parent.name}-{path.name}",
             directory=path,
             timeout_s=self.timeout_s,

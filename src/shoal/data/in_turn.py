@@ -51,6 +51,7 @@ class InTurnSource:
     def start(self, epoch: int, ledger: Ledger, done: Done) -> Iterator[Handed]:
         if self._order is not None:
             self._order.begin_stream(epoch)
+        self._n = ledger.begin(epoch, 0, self._n)
         return self._pass(iter(self._batches), done)
 
     def skip(self, epoch: int) -> None:

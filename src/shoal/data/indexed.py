@@ -45,6 +45,11 @@ class IndexedSource:
         if self._order.length == 0:
             raise BadInput(f"{_described(loader)}: there is no batch in it")
 
+    @property
+    def whole(self) -> bool:
+        """Whether a unit is all of what the sampler gives at once."""
+        return self._plan.batch == "each"
+
     def __len__(self) -> int:
         batches = self._order.length
         if batches is None:
@@ -54,7 +59,7 @@ class IndexedSource:
         return (batches - self._rank + self._plan.workers - 1) // self._plan.workers
 
     def start(self, epoch: int, ledger: Ledger, done: Done) -> Iterator[Handed]:
-        before = self._order.digest(epoch)
+        before, state = self._order.digest(epoch), self._order.state()
         drawn = self._order.begin(epoch)
         length = self._order.length
         batches: _Batches
@@ -68,7 +73,8 @@ class IndexedSource:
             raise BadInput(f"pass {epoch}: the loader's sampler gave no batch")
         digest = batches.digest() if isinstance(batches, _Kept) else before
         self.order = f"{self._samples:,} samples in {len(batches):,} batches, order {digest:08x}"
-        return self._pass(epoch, batches, ledger, done)
+        self._plan = Plan(ledger.begin(epoch, len(batches), self._plan.workers), self._plan.batch)
+        return self._pass(epoch, batches, ledger, done, state)
 
     def skip(self, epoch: int) -> None:
         self._order.skip(epoch)
@@ -79,16 +85,21 @@ class IndexedSource:
     def load(self, state: dict[str, Any]) -> None:
         self._order.load(state)
 
-    def _pass(self, epoch: int, batches: _Batches, ledger: Ledger, done: Done) -> Iterator[Handed]:
+    def _pass(
+        self, epoch: int, batches: _Batches, ledger: Ledger, done: Done, state: dict[str, Any]
+    ) -> Iterator[Handed]:
         total = self._plan.units(len(batches))
-        while True:
-            units = ledger.units(epoch, total)
-            left = units if ledger.remembers else (unit for unit in units if unit not in done)
-            yield from self._fetch(batches, left)
-            if ledger.finish(epoch):
-                break
+        units = ledger.units(epoch, total)
+        yield from self._fetch(
+            batches, units if ledger.remembers else (unit for unit in units if unit not in done)
+        )
         if ledger.ordered and self._plan.idle(self._rank, len(batches)):
             yield Handed(NO_UNIT, 0, 0)
+        while not ledger.finish(epoch):
+            if isinstance(batches, _Streamed):  # and over: what came back is looked up in another drawing
+                self._order.load(state)
+                batches = _Kept(self._order.begin(epoch))
+            yield from self._fetch(batches, ledger.units(epoch, total))
 
     def _fetch(self, batches: _Batches, units: Iterable[int]) -> Iterator[Handed]:
         queue: deque[Handed] = deque()

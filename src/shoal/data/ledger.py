@@ -12,6 +12,8 @@ from shoal.errors import BadInput, Internal
 
 __all__ = ["LEASE_UNITS_MAX", "Lease", "LeasedLedger", "Ledger", "StaticLedger"]
 
+# begin(epoch, batches) opens a pass and gives the number of workers that its batches are cut for.
+Begin: TypeAlias = Callable[[int, int], int]
 # lease(rank, epoch, want) gives ranges [begin, end) of `want` units at most; nothing: none are left just now.
 Lease: TypeAlias = Callable[[int, int, int], Sequence[tuple[int, int]]]
 
@@ -29,6 +31,12 @@ class Ledger(Protocol):
     # Whether it knows itself what was done before a restart.
     remembers: ClassVar[bool] = False
 
+    def begin(self, epoch: int, batches: int, workers: int) -> int:
+        """A pass of so many batches (0: nobody knows) begins: the number of workers that it is cut for, which
+        is `workers` unless that has changed.
+        """
+        return workers
+
     def units(self, epoch: int, total: int) -> Iterator[int]:
         """The units that this worker shall train, of `total`; drawn one by one, some ahead of their use."""
         ...
@@ -45,7 +53,7 @@ class Ledger(Protocol):
 class StaticLedger(Ledger):
     """Worker `rank` takes every unit u with u % n == rank: in step b all workers train batch b.
 
-    `open(epoch, total)`, if given, is told the size of a pass before its first unit.
+    With `end(rank, epoch)` units can come back of workers that are gone for good: those are leased.
 
     >>> list(StaticLedger(1, 3).units(0, 9))
     [1, 4, 7]
@@ -53,23 +61,43 @@ class StaticLedger(Ledger):
 
     ordered = True
 
-    def __init__(self, rank: int, n: int, *, open: Callable[[int, int], object] | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        n: int,
+        *,
+        begin: Begin | None = None,
+        lease: Lease | None = None,
+        end: Callable[[int, int], bool] | None = None,
+    ) -> None:
         _check_rank(rank, n)
         self.rank, self.n = rank, n
-        self._open = open
+        self._begin, self._lease, self._end = begin, lease, end
+        self._given = -1  # the pass whose own units were given
+
+    def begin(self, epoch: int, batches: int, workers: int) -> int:
+        if self._begin is not None:
+            self.n = self._begin(epoch, batches)
+        self._given = -1
+        return self.n
 
     def units(self, epoch: int, total: int) -> Iterator[int]:
-        if self._open is not None:
-            self._open(epoch, total)
-        return iter(range(self.rank, total, self.n))
+        if self._given != epoch or self._lease is None:
+            self._given = epoch
+            # Who has come since the pass began has none of its own.
+            return iter(range(self.rank, total if self.rank < self.n else 0, self.n))
+        ranges = self._lease(self.rank, epoch, 1)
+        return (unit for begin, end in ranges for unit in range(begin, end))
+
+    def finish(self, epoch: int) -> bool:
+        return True if self._end is None else self._end(self.rank, epoch)
 
 
 class LeasedLedger(Ledger):
     """Asks `lease` for about a second of work at a time, at least one unit.
 
-    `open(epoch, total)` is told the size of a pass before the first lease; `end(rank, epoch)` is called when
-    nothing is left to lease and all of this worker's units are trained: it waits for the others and says
-    whether the pass is over.
+    `begin` is called before the first lease of a pass; `end(rank, epoch)` when nothing is left to lease and
+    all of this worker's units are trained: it waits for the others and says whether the pass is over.
     """
 
     remembers = True
@@ -80,19 +108,22 @@ class LeasedLedger(Ledger):
         n: int,
         lease: Lease,
         *,
-        open: Callable[[int, int], object] | None = None,
+        begin: Begin | None = None,
         end: Callable[[int, int], bool] | None = None,
         lease_s: float = 1.0,
     ) -> None:
         _check_rank(rank, n)
         self.rank, self.n = rank, n
-        self._lease, self._open, self._end = lease, open, end
+        self._lease, self._begin, self._end = lease, begin, end
         self._lease_s = lease_s
         self._unit_s: float | None = None
 
+    def begin(self, epoch: int, batches: int, workers: int) -> int:
+        if self._begin is not None:
+            self.n = self._begin(epoch, batches)
+        return self.n
+
     def units(self, epoch: int, total: int) -> Iterator[int]:
-        if self._open is not None:
-            self._open(epoch, total)
         left = total
         while ranges := self._lease(self.rank, epoch, self.want(left)):
             # Units go in order. Leases get short towards the end: who holds the last ones trains alone.

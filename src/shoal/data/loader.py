@@ -35,7 +35,8 @@ class ShardedLoader:
     `on_unit(epoch, unit, samples)` is called when a batch is handed to the loop, and with 0 samples for an
     empty part, for which the loop sees no batch; `global_samples` then holds the samples of the unit's global
     batch. With the unit `NO_UNIT` and 0 samples others have a batch in this step and this worker has none.
-    `on_pass(epoch)` is called when the worker has come to the end of a pass. `on_batch(batch)` is called just
+    `on_pass(epoch)` is called when the worker has come to the end of a pass, `on_over(epoch)` when it passes
+    over one that was finished before it came. `on_batch(batch)` is called just
     before the loop gets a batch, `on_first(batch)` for the first of all; `ahead(batch)`, if given, before the
     loop gets the one before that.
 
@@ -60,6 +61,7 @@ class ShardedLoader:
         batch: BatchMode = "split",
         on_unit: OnUnit | None = None,
         on_pass: OnPass | None = None,
+        on_over: OnPass | None = None,
         on_batch: Seen | None = None,
         ahead: Seen | None = None,
         on_first: OnFirst | None = None,
@@ -69,7 +71,7 @@ class ShardedLoader:
         plan = Plan(n, batch)
         self._ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
         self._loader, self._plan = loader, plan
-        self._on_unit, self._on_pass = on_unit, on_pass
+        self._on_unit, self._on_pass, self._on_over = on_unit, on_pass, on_over
         self._on_batch, self._on_first = on_batch, on_first
         self._source = _source(loader, plan, rank=rank, seed=seed, count=count)
         self._source.seen = ahead
@@ -90,6 +92,11 @@ class ShardedLoader:
     def order(self) -> str:
         """The order of the pass that runs, in words: equal on workers that draw the same batches."""
         return self._source.order
+
+    @property
+    def whole(self) -> bool:
+        """Whether its units are whole batches, or items, whatever was asked for."""
+        return not isinstance(self._source, IndexedSource) or self._source.whole
 
     @property
     def leased(self) -> bool:
@@ -125,6 +132,8 @@ class ShardedLoader:
         if epoch < self._start_epoch:
             self._source.skip(epoch)
             self._move_to(epoch + 1)
+            if self._on_over is not None:
+                self._on_over(epoch)
             return iter(())
         before = self._start_done if epoch == self._start_epoch else Done(self._plan.workers)
         self._done = before.copy()

@@ -59,7 +59,7 @@ class Plan:
 
     def idle(self, rank: int, batches: int) -> bool:
         """Whether batches taken in turn end so that others have one in the last step and `rank` has none."""
-        return self.batch == "each" and 0 < batches % self.workers <= rank
+        return self.batch == "each" and 0 < batches % self.workers <= rank < self.workers
 
 
 class Done:

@@ -31,20 +31,27 @@ class WorkerView:
     progress: Progress | None = None
     ended: bool = False
     overdue: bool = False
+    # When its process was started: what was reported before is of one that it replaces.
+    since: float = 0.0
     _seen: tuple[int, int] = (0, 0)
     _history: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
     def joined(self) -> bool:
         """Whether it has called `shoal.join()`."""
-        return self.progress is not None
+        return self.progress is not None and self.progress.joined >= self.since
+
+    @property
+    def left(self) -> bool:
+        """Whether it has left the job in order."""
+        return self.progress is not None and self.joined and self.progress.state == "ended"
 
     @property
     def state(self) -> str:
         """One word or two."""
         if self.ended:
             return "ended"
-        if self.progress is None:
+        if self.progress is None or not self.joined:
             return "not joined" if self.overdue else "starting"
         return self.progress.state
 
@@ -82,6 +89,10 @@ class Board:
         self._directory = directory
         self.views = [WorkerView(rank) for rank in range(workers)]
 
+    def grow(self, workers: int) -> None:
+        """There are at least so many."""
+        self.views += [WorkerView(rank) for rank in range(len(self.views), workers)]
+
     def refresh(self) -> bool:
         """Read what is new; whether anything is."""
         changes = [view.refresh(progress_path(self._directory, view.rank)) for view in self.views]
@@ -93,7 +104,11 @@ class Board:
 
     def waiting_for(self, rank: int) -> list[int]:
         """The ranks that say that they wait for `rank`."""
-        return [p.rank for p in self._progress if rank in p.waiting_for and not self.views[p.rank].ended]
+        return [p.rank for p in self._waiting() if rank in p.waiting_for]
+
+    def _waiting(self) -> list[Progress]:
+        here = (view for view in self.views if view.joined and not view.ended)
+        return [view.progress for view in here if view.progress is not None and view.progress.waiting_for]
 
     @property
     def _progress(self) -> list[Progress]:
@@ -136,11 +151,7 @@ class Board:
         missing = self.missing()
         if missing:
             parts.append(f"not joined: {_workers(missing)}")
-        parts += [
-            f"worker {p.rank} waits for {_workers(p.waiting_for)}"
-            for p in self._progress
-            if p.waiting_for and not self.views[p.rank].ended
-        ]
+        parts += [f"worker {p.rank} waits for {_workers(p.waiting_for)}" for p in self._waiting()]
         return ", ".join(parts)
 
     def figures(self) -> dict[str, float]:

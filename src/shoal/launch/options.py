@@ -9,14 +9,16 @@ from pathlib import Path
 
 from shoal.config import CoordinatorOptions, check_count, check_timeout
 from shoal.errors import BadInput
-from shoal.sync.words import check_word
+from shoal.launch.health import parse_policies
+from shoal.sync.words import check_word, parse
 from shoal.train.environment import SEED_MAX, WORKERS_MAX, check_batch
 from shoal.train.straggler import parse_stragglers
 
-__all__ = ["JobOptions", "check_job_name"]
+__all__ = ["JobOptions", "check_job_name", "elastic"]
 
 _NAME_BYTES_MAX = 200
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_RESTARTS_MAX = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,10 @@ class JobOptions:
     name: str | None = None
     # None: under `name` in the directory of all jobs.
     directory: Path | None = None
+    # How many workers that die are replaced, over the whole job.
+    max_restarts: int = 3
+    # What is done about workers that are not well: slow=replace,stuck=replace.
+    on_trouble: str = ""
     # The job is stopped after this; None: never.
     timeout_s: float | None = None
     # A worker that has not called shoal.join() by then is named.
@@ -54,6 +60,8 @@ class JobOptions:
         check_word(self.sync)
         check_batch(self.batch)
         check_count("seed", self.seed, 0, SEED_MAX)
+        parse_policies(self.on_trouble)
+        check_count("max-restarts", self.max_restarts, 0, _RESTARTS_MAX)
         parse_stragglers(self.straggler, self.workers)
         if self.name is not None:
             check_job_name(self.name)
@@ -75,6 +83,11 @@ class JobOptions:
         return float(number) * _UNITS[unit]
 
     @property
+    def restarts(self) -> int:
+        """How many workers are replaced: none where the others' exchange among themselves cannot go on."""
+        return self.max_restarts if elastic(self.sync) else 0
+
+    @property
     def module(self) -> bool:
         """Whether the command is a module rather than a file."""
         return self.command[0] == "-m"
@@ -84,6 +97,11 @@ class JobOptions:
         """What the job is called after, if it is not given a name."""
         stem = self.command[1].rpartition(".")[2] if self.module else Path(self.command[0]).stem
         return "".join(c for c in stem if c.isprintable() and c != "\\").lstrip(".-") or "job"
+
+
+def elastic(sync: str) -> bool:
+    """Whether workers can come and go under this word: not where models travel among them alone."""
+    return parse(sync).dense_home != "peers"
 
 
 def check_job_name(name: str) -> str:

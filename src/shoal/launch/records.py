@@ -1,8 +1,10 @@
 """The directory of a job, by which `shoal status`, `logs` and `stop` find it.
 
     job.json        who runs where; replaced as a whole by the supervisor, and only by it
+    scale.json      what `shoal scale` asks for, until the supervisor has seen it
     progress/       one file for each worker, written by it (`shoal.train.progress`)
     history/        what each worker did moment by moment, where `shoal compare` asks for it
+    shared/         memory that the workers share (hogwild)
     logs/           job.log, as it was shown; worker-0.log; server-0.log and coordinator.log
     cluster/        what the cluster keeps while it runs: its token file, its journal, its logs
 
@@ -17,7 +19,7 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,16 +30,27 @@ __all__ = ["JobRecord", "ServerRecord", "WorkerRecord", "find_job", "make_job_di
 
 JobState = Literal["starting", "running", "ended", "lost"]
 _JOBS_MAX = 100
+_EVENTS_MAX = 100
 _RECORD = "job.json"
-_OURS = ("logs", "progress", "cluster", "history")
+_WISH = "scale.json"
+_OURS = ("logs", "progress", "cluster", "history", "shared")
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker; `code` when it has ended."""
+    """One worker; `code` when it has ended. `restarts` says how often another took its place."""
 
     rank: int
     pid: int
     code: int | None = None
+    started: float = 0.0
+    restarts: int = 0
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to a job and that its user may want to know later."""
+
+    time: float
+    text: str
 
 
 class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,16 +80,46 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     token_file: str | None = None
     coordinator: int | None = None
     workers: tuple[WorkerRecord, ...] = ()
+    # How many workers it shall have: `shoal scale` changes it.
+    size: int = 0
     servers: tuple[ServerRecord, ...] = ()
     ended: float | None = None
     code: int | None = None
     # Why it ended, if not by all workers ending well.
     reason: str | None = None
+    # The last of what happened.
+    events: tuple[Event, ...] = ()
 
     @property
     def path(self) -> Path:
         """The job's directory."""
         return Path(self.directory)
+
+    def with_event(self, text: str) -> JobRecord:
+        """The same after one more event."""
+        events = (*self.events, Event(time=time.time(), text=text))
+        return msgspec.structs.replace(self, events=events[-_EVENTS_MAX:])
+
+    def with_worker(self, rank: int, **changes: Any) -> JobRecord:
+        """The same with another record of one worker."""
+        workers = (msgspec.structs.replace(w, **changes) if w.rank == rank else w for w in self.workers)
+        return msgspec.structs.replace(self, workers=tuple(workers))
+
+    def ask_for_size(self, workers: int) -> None:
+        """Ask the supervisor for another number of workers."""
+        temporary = self.path / f".{_WISH}"
+        temporary.write_bytes(msgspec.json.encode({"workers": workers}))
+        temporary.replace(self.path / _WISH)
+
+    def asked_size(self) -> int | None:
+        """The number of workers that was asked for since the last call, if any."""
+        wish = self.path / _WISH
+        try:
+            asked = msgspec.json.decode(wish.read_bytes(), type=dict[str, int])
+        except (OSError, msgspec.DecodeError):
+            return None
+        wish.unlink()
+        return asked.get("workers")
 
     @property
     def alive(self) -> bool:
@@ -214,7 +257,7 @@ def _remove(path: Path) -> None:
     """Remove what a job wrote; its directory too if nothing else is in it."""
     for folder in _OURS:
         shutil.rmtree(path / folder, ignore_errors=True)
-    for file in (_RECORD, f".{_RECORD}"):
+    for file in (_RECORD, f".{_RECORD}", _WISH, f".{_WISH}"):
         (path / file).unlink(missing_ok=True)
     with suppress(OSError):
         path.rmdir()

@@ -3,7 +3,8 @@
 One thread and one loop over pipes, ends of processes (pidfds) and signals. What is decided is in
 `shoal.launch.verdict`; this file carries it out. Whatever way it ends, nothing stays behind:
 
-1. a worker has ended: what it had started gets a second to end by itself, then SIGKILL; then it is reaped;
+1. a worker has ended: what it had started gets a second to end by itself, then SIGKILL; then it is reaped.
+   One that died is evicted at once, so that others do not wait for it, and another is started in its place;
 2. the job ends (failure, signal, deadline): SIGTERM to the workers, SIGKILL after five seconds or a second
    signal;
 3. the supervisor is killed: the kernel kills the workers, `shoal.launch.guardian` what they had started, and
@@ -12,38 +13,41 @@ One thread and one loop over pipes, ends of processes (pidfds) and signals. What
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import selectors
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 import msgspec
 
 from shoal.checkpoint.client import check_writable
-from shoal.errors import BadInput
+from shoal.errors import BadInput, ShoalError
 from shoal.fleet.local import LocalCluster
 from shoal.launch import guardian
 from shoal.launch.board import Board
+from shoal.launch.guardian_process import GuardianProcess
+from shoal.launch.health import POLICIES, HealthWatch, Trouble, parse_policies
 from shoal.launch.options import JobOptions
 from shoal.launch.records import JobRecord, ServerRecord, WorkerRecord, find_job, make_job_directory
 from shoal.launch.saver import Saver, go_on
 from shoal.launch.screen import LogFile, Screen
+from shoal.launch.signals import Signals, Stopped
 from shoal.launch.verdict import Verdict
 from shoal.launch.worker import Pipe, Worker, exit_code
 from shoal.launch.worker_environment import JobAddress, worker_environment
+from shoal.store.rounds import Rounds
+from shoal.sync.words import parse
+from shoal.train.environment import client_name
+from shoal.train.progress import write_trust
 
 __all__ = ["run_job"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TICK_S = 0.25
 # While processes are ending there is something to look at more often.
 _ENDING_TICK_S = 0.02
@@ -53,45 +57,9 @@ _GIVE_UP_S = 30.0
 # The pipes of a worker that is gone with all that it started are read to their end; this is for one whose
 # other end somebody else has got hold of.
 _DRAIN_S = 3.0
-
-
-class _Stopped(BaseException):
-    """A signal came while the cluster was starting."""
-
-
-class _Signals:
-    """Signals as numbers to be asked for. While `raising`, the first one interrupts what is going on."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: int | None = None
-        self.raising = False
-        self.receiver, self._sender = socket.socketpair()
-        self.receiver.setblocking(False)
-        self._sender.setblocking(False)
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> _Signals:
-        self._wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
-        for number in _SIGNALS:
-            # nohup: the job is to outlive its terminal.
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._came)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # as it was given
-        signal.set_wakeup_fd(self._wakeup)
-        self.receiver.close()
-        self._sender.close()
-
-    def _came(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.first is None:
-            self.first = number
-            if self.raising:
-                raise _Stopped
+_EVICT_S = 3.0
+# A worker that gives no sign of life for so long is replaced; it is found within a tick more.
+_LEASE_S = 2.0
 
 
 def run_job(options: JobOptions, shown: TextIO | None = None) -> int:
@@ -101,7 +69,7 @@ def run_job(options: JobOptions, shown: TextIO | None = None) -> int:
     """
     with ExitStack() as stack:
         # First: from the moment that there is a job to be seen, a signal ends it in order.
-        signals = stack.enter_context(_Signals())
+        signals = stack.enter_context(Signals())
         if options.checkpoint is not None:
             check_writable(options.checkpoint)
         record = make_job_directory(options)
@@ -109,10 +77,10 @@ def run_job(options: JobOptions, shown: TextIO | None = None) -> int:
         stack.callback(log.close)
         screen = Screen(log, lambda: signals.count > 0, stdout=shown, stderr=shown)
         stack.callback(screen.close)
-        verdict = Verdict()
+        verdict = Verdict(options.restarts)
         try:
             return _Job(options, record, signals, screen, verdict, stack).run()
-        except _Stopped:
+        except Stopped:
             assert signals.first is not None
             verdict.signalled(signals.first)
             screen.note(f"job {record.name}: stopped while starting")
@@ -146,7 +114,7 @@ class _Job:
         self,
         options: JobOptions,
         record: JobRecord,
-        signals: _Signals,
+        signals: Signals,
         screen: Screen,
         verdict: Verdict,
         stack: ExitStack,
@@ -164,19 +132,21 @@ class _Job:
         self._stack = stack
         signals.raising = True
         if signals.first is not None:
-            raise _Stopped
+            raise Stopped
         self._cluster = stack.enter_context(LocalCluster(options.servers, directory=record.path / "cluster"))
         self._restored = None if options.checkpoint is None else go_on(self._cluster, options.checkpoint)
         signals.raising = False
-        self._guardian = stack.enter_context(_Guardian())
+        self._guardian = stack.enter_context(GuardianProcess())
         self._record = self._begin_record(record)
         self._board = Board(record.path, options.workers)
+        self._health = HealthWatch(parse_policies(options.on_trouble))
         self._workers: dict[int, Worker] = {}
         self._logs: dict[int, LogFile] = {}
         self._ended_at: dict[int, float] = {}
-        for rank in range(options.workers):
-            self._logs[rank] = LogFile(record.path / "logs" / f"worker-{rank}.log")
-            stack.callback(self._logs[rank].close)
+        self._restarting: set[int] = set()
+        self._evicted: set[int] = set()  # that have not ended yet
+        self._stopped_at: dict[int, float] = {}
+        self._leaving: dict[int, float] = {}  # until when
         # Whatever happens below: no worker outlives this.
         stack.callback(self._kill_all)
 
@@ -220,28 +190,44 @@ class _Job:
         )
 
     def _start_workers(self) -> None:
-        where = JobAddress(
+        self._where = JobAddress(
             address=self._cluster.address,
             token_file=self._cluster.token_file,
             directory=self._record.path,
             master_port=_free_port(),
         )
-        command = [sys.executable, "-u", *self._options.command]
         for rank in range(self._options.workers):
-            worker = Worker(rank, command, worker_environment(self._options, where, rank, os.environ))
-            self._workers[rank] = worker
-            self._guardian.add(worker.pid)
-            self._watch(worker.ended_fd, partial(self._worker_ended, worker))
-            for pipe in worker.pipes:
-                self._watch(pipe.file.fileno(), partial(self._output, worker, pipe))
+            self._start_worker(rank)
+        self._record = msgspec.structs.replace(self._record, state="running", size=self._options.workers)
+        self._record.write()
+
+    def _start_worker(self, rank: int) -> None:
+        command = [sys.executable, "-u", *self._options.command]
+        now = time.time()
+        worker = Worker(rank, command, worker_environment(self._options, self._where, rank, os.environ))
+        self._workers[rank] = worker
+        if rank not in self._logs:
+            self._logs[rank] = LogFile(self._record.path / "logs" / f"worker-{rank}.log")
+            self._stack.callback(self._logs[rank].close)
+        self._guardian.add(worker.pid)
+        self._watch(worker.ended_fd, partial(self._worker_ended, worker))
+        for pipe in worker.pipes:
+            self._watch(pipe.file.fileno(), partial(self._output, worker, pipe))
+        self._health.forget(rank)
+        write_trust(self._record.path, rank, 1.0)
+        view = self._board.views[rank]
+        view.since, view.ended, view.overdue = now, False, False
+        before = [w for w in self._record.workers if w.rank == rank]
+        restarts = before[0].restarts + 1 if before else 0
+        others = [w for w in self._record.workers if w.rank != rank]
+        started = WorkerRecord(rank=rank, pid=worker.pid, started=now, restarts=restarts)
         self._record = msgspec.structs.replace(
             self._record,
-            state="running",
-            workers=tuple(WorkerRecord(rank=w.rank, pid=w.pid) for w in self._workers.values()),
-            join_until=time.time() + self._options.join_timeout_s,
+            workers=tuple(sorted([*others, started], key=lambda w: w.rank)),
+            join_until=now + self._options.join_timeout_s,
         )
-        self._record.write()
         self._join_until = time.monotonic() + self._options.join_timeout_s
+        self._warned = False
 
     def _watch_cluster(self) -> None:
         for server in self._cluster.servers:
@@ -297,14 +283,35 @@ class _Job:
         self._board.refresh()
         view = self._board.views[worker.rank]
         view.ended = True
-        self._verdict.worker_ended(worker.rank, code, joined=view.joined)
-        self._record = msgspec.structs.replace(
-            self._record,
-            workers=tuple(
-                msgspec.structs.replace(w, code=exit_code(code)) if w.rank == worker.rank else w
-                for w in self._record.workers
-            ),
-        )
+        if worker.rank >= self._options.workers:  # too many since `shoal scale`
+            self._evict(worker.rank)
+            self._forget(worker.rank)
+            return
+        again = self._verdict.worker_ended(worker.rank, code, joined=view.joined, left=view.left)
+        self._record = self._record.with_worker(worker.rank, code=exit_code(code))
+        if again is not None:
+            if worker.rank not in self._evicted:
+                self._evict(worker.rank)
+            self._evicted.discard(worker.rank)
+            self._restarting.add(worker.rank)
+            self._event(again)
+        self._write_record()
+
+    def _evict(self, rank: int) -> None:
+        """Fence a worker, so that nothing of it can take effect any more, and let nobody wait for it."""
+        try:
+            with self._cluster.connect(name=client_name(rank), lane="unix", timeout=_EVICT_S) as client:
+                Rounds(client, rank, self._options.workers).leave()
+            self._evicted.add(rank)
+        except ShoalError as error:
+            # Then its successor does it, when it joins.
+            self._screen.note(f"worker {rank} could not be evicted: {error}", "yellow")
+
+    def _event(self, text: str) -> None:
+        self._record = self._record.with_event(text)
+        self._screen.note(text, "yellow")
+
+    def _write_record(self) -> None:
         with suppress(OSError):
             self._record.write()
 
@@ -320,11 +327,86 @@ class _Job:
             self._verdict.timed_out(self._options.timeout_s)
         if now > self._join_until:
             self._look_for_missing()
+        self._look_for_stopped(now)
+        for trouble, policy in self._health.look(self._board, time.time()):
+            self._troubled(trouble, policy)
+        if (asked := self._record.asked_size()) is not None and self._verdict.ending is None:
+            self._scale(asked)
+        for rank, until in self._leaving.items():
+            if now > until and rank in self._workers:
+                self._workers[rank].kill()
         if self._verdict.ending is not None:
             self._end_workers(now)
         for worker in [self._workers[rank] for rank in self._ended_at if rank in self._workers]:
             self._clean_up(worker, now)
         self._screen.progress(self._board, changed=changed)
+
+    # Another number of workers.
+
+    def _scale(self, workers: int) -> None:
+        before = self._options.workers
+        try:
+            options = dataclasses.replace(self._options, workers=workers)
+            with self._cluster.connect(lane="unix", timeout=_EVICT_S) as client:
+                spec = parse(options.sync).core_spec(workers)
+                Rounds(client, 0, workers).open(**spec, resize=True)
+        except ShoalError as error:
+            self._event(f"cannot go on with {workers} workers: {error}")
+            self._write_record()
+            return
+        self._options = options
+        self._record = msgspec.structs.replace(self._record, size=workers)
+        self._event(f"scaled from {before} to {workers} workers")
+        self._board.grow(workers)
+        for rank in range(before, workers):
+            if rank in self._workers:  # it is still leaving
+                self._restarting.add(rank)
+            else:
+                self._start_worker(rank)
+        for rank in range(workers, before):
+            if rank in self._workers:
+                self._workers[rank].terminate()
+                self._leaving[rank] = time.monotonic() + _TERMINATE_S
+        self._write_record()
+
+    def _forget(self, rank: int) -> None:
+        """A worker has ended that the job needs no more."""
+        self._evicted.discard(rank)
+        self._leaving.pop(rank, None)
+        workers = tuple(w for w in self._record.workers if w.rank != rank)
+        self._record = msgspec.structs.replace(self._record, workers=workers)
+        self._write_record()
+
+    def _look_for_stopped(self, now: float) -> None:
+        for worker in self._workers.values():
+            if worker.code is not None or not worker.stopped:
+                self._stopped_at.pop(worker.rank, None)
+            elif now - self._stopped_at.setdefault(worker.rank, now) >= _LEASE_S:
+                self._lease_expired(worker)
+
+    def _lease_expired(self, worker: Worker) -> None:
+        """A worker gives no sign of life: it is fenced, whatever it does when it wakes, and replaced."""
+        if worker.rank in self._evicted or not self._verdict.may_restart:
+            return
+        self._evict(worker.rank)
+        self._event(f"worker {worker.rank} (pid {worker.pid}) has given no sign of life for {_LEASE_S:g} s")
+        worker.kill()
+
+    def _troubled(self, trouble: Trouble, policy: str) -> None:
+        done = {
+            "scale": ": it counts a tenth",
+            "refuse": ": it counts nothing",
+            "replace": " and is replaced",
+        }
+        worker = self._workers.get(trouble.rank)
+        if policy == "replace" and not self._verdict.may_restart:
+            policy = "report"
+        self._event(f"worker {trouble.rank} is {trouble.kind}{done.get(policy, '')} ({trouble.text})")
+        write_trust(self._record.path, trouble.rank, POLICIES[policy])
+        if policy == "replace" and worker is not None:
+            self._evict(trouble.rank)
+            worker.kill()
+        self._write_record()
 
     def _look_for_missing(self) -> None:
         missing = self._board.missing()
@@ -372,6 +454,11 @@ class _Job:
         ending = self._verdict.ending
         if ending is not None and ending.rank == worker.rank:
             self._last_words = worker.tail.reason()
+        if worker.rank in self._restarting:
+            self._restarting.remove(worker.rank)
+            if ending is None:
+                self._start_worker(worker.rank)
+                self._write_record()
 
     def _kill_all(self) -> None:
         """For an end that was not foreseen, such as a mistake in this file."""
@@ -400,41 +487,6 @@ class _Job:
             self._screen.plain([f"error: {ending.sentence}"])
         _write_end(self._record, self._verdict)
         return self._verdict.code
-
-
-class _Guardian:
-    """The process that cleans up after a supervisor that was killed."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(guardian.__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,
-        )
-
-    def add(self, pid: int) -> None:
-        """Watch the session of this process."""
-        self._tell(f"+{pid}\n")
-
-    def remove(self, pid: int) -> None:
-        """It has ended, with all that was in it."""
-        self._tell(f"-{pid}\n")
-
-    def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.write(line.encode())
-
-    def __enter__(self) -> _Guardian:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
 
 
 def _free_port() -> int:

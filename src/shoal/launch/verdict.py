@@ -1,7 +1,8 @@
 """How a job ends: the first cause decides the exit code. No process is touched here.
 
 1. all workers ended with code 0 and had joined: 0;
-2. the first worker that fails: its code, 128 + signal if it was killed;
+2. the first worker that fails: its code, 128 + signal if it was killed. One that died, without a chance to
+   leave the job, is started again instead, as often as the job allows;
 3. a worker that ended with code 0 and never joined, or one that others wait for past the deadline: 2;
 4. a signal to the supervisor: 128 + its number, as shells do (Ctrl-C is 130);
 5. a server is lost: 1; the job's time is over: 124, as timeout(1) has it.
@@ -34,16 +35,32 @@ class Ending:
 class Verdict:
     """Collects what happens to a job. `ending` is set by the first cause and stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, restarts_max: int = 0) -> None:
         self.ending: Ending | None = None
+        self.restarts = 0
+        self._restarts_max = restarts_max
 
     @property
     def code(self) -> int:
         """The exit code so far."""
         return 0 if self.ending is None else self.ending.code
 
-    def worker_ended(self, rank: int, returncode: int, *, joined: bool) -> None:
-        """A worker ended by itself or by a signal."""
+    @property
+    def may_restart(self) -> bool:
+        """Whether a worker that dies now would be started again."""
+        return self.ending is None and self.restarts < self._restarts_max
+
+    def worker_ended(self, rank: int, returncode: int, *, joined: bool, left: bool = False) -> str | None:
+        """A worker ended by itself or by a signal; what is said of one that is to be started again.
+
+        `left`: it left the job in order, as a script does that returns, raises or calls sys.exit: what it
+        then fails with is its own mistake, and would be made again.
+        """
+        died = not left and (returncode < 0 or (returncode > 0 and joined))
+        if died and self.may_restart:
+            self.restarts += 1
+            how = f"was killed by {_signal_name(-returncode)}" if returncode < 0 else f"died ({returncode})"
+            return f"worker {rank} {how} and is started again ({self.restarts} of {self._restarts_max})"
         if returncode < 0:
             name = _signal_name(-returncode)
             self._end(exit_code(returncode), f"worker {rank} was killed by {name}", rank)
@@ -51,6 +68,7 @@ class Verdict:
             self._end(returncode, f"worker {rank} failed with code {returncode}", rank)
         elif not joined:
             self._end(CODE_MISUSE, f"worker {rank} ended without calling shoal.join()")
+        return None
 
     def not_joined(self, rank: int, waiting: Sequence[int], seconds: float) -> None:
         """A worker has not joined in time, and others wait for it."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 from shoal.launch.guardian import kill_session, session_members
@@ -82,6 +83,15 @@ class Worker:
         if info is None:
             return None
         return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it stands still by a signal (SIGSTOP); a debugger that holds it does not count."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
+        except OSError:
+            return False
+        return stat[stat.rindex(b")") + 2 :][:1] == b"T"
 
     def terminate(self) -> None:
         """Ask it to end; its children are its own to end."""

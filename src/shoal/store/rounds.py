@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["PHASES", "Advanced", "Rounds"]
 
 # What a worker is doing, as the sync shard numbers it (core/store/sync_shard.h).
-PHASES = ("absent", "working", "waiting", "at_end", "left")
+PHASES = ("absent", "working", "waiting", "at_end", "left", "gone")
 
 T = TypeVar("T")
 
@@ -39,8 +39,11 @@ class Rounds:
         self.rank = rank
         self.workers = workers
 
-    def open(self, *, take: str, quorum: int, count: int, slack: int) -> int:
-        """Define the job's rules, or agree with those who did; the step to begin with."""
+    def open(self, *, take: str, quorum: int, count: int, slack: int, resize: bool = False) -> int:
+        """Define the job's rules, or agree with those who did; the step to begin with.
+
+        `resize`: do not join, but let the job go on with this number of workers.
+        """
         return self._ask(
             "sync",
             lambda seconds: self._session.core.sync_open(
@@ -50,6 +53,7 @@ class Rounds:
                 quorum=quorum / self.workers,
                 count=count,
                 slack=slack,
+                resize=resize,
                 timeout_s=seconds,
             ),
         )
@@ -94,11 +98,17 @@ class Rounds:
         """The ranks that have joined this job, also those that have left it again."""
         return [rank for rank, phase in enumerate(self.state()["phases"]) if phase != "absent"]
 
-    def open_pass(self, epoch: int, units: int) -> None:
-        """A pass over the data has that many units; all workers must say the same."""
-        self._ask(
+    def open_pass(self, epoch: int, batches: int, *, split: bool = False, fixed: bool = False) -> int:
+        """A pass over the data has that many batches; all workers must say the same.
+
+        Gives the number of workers that it is cut for: with `split` each batch into as many units. `fixed`:
+        rank r of n has every n-th unit from r on; else units are leased.
+        """
+        return self._ask(
             f"pass {epoch}",
-            lambda seconds: self._session.core.ledger_open(epoch=epoch, units=units, timeout_s=seconds),
+            lambda seconds: self._session.core.ledger_open(
+                epoch=epoch, units=batches, split=split, fixed=fixed, timeout_s=seconds
+            ),
         )
 
     def lease(self, epoch: int, want: int) -> list[tuple[int, int]]:
@@ -122,6 +132,15 @@ class Rounds:
         )
         return None if step < 0 else step
 
+    def resume(self, epoch: int) -> tuple[int, list[int]]:
+        """Where a worker that comes late goes on: the first pass from `epoch` on that is not over, and what
+        is done in it of the units that are this rank's in fixed order.
+        """
+        return self._ask(
+            f"pass {epoch}",
+            lambda seconds: self._session.core.resume(rank=self.rank, epoch=epoch, timeout_s=seconds),
+        )
+
     def report(self, epoch: int) -> dict[str, Any]:
         """How often each unit of a pass was used, and by whom."""
         return dict(
@@ -132,8 +151,11 @@ class Rounds:
         )
 
     def leave(self) -> None:
-        """Gone for good: others wait no more for this rank, and its leases return."""
-        self._session.core.leave(rank=self.rank)
+        """Gone for good: others wait no more for this rank, and its leases return.
+
+        Said by a newer client of the same name it evicts the older one, for which another is to come.
+        """
+        self._ask("leaving", lambda seconds: self._session.core.leave(rank=self.rank, timeout_s=seconds))
 
     def _ask(self, what: str, call: Callable[[float], T], timeout: float | None = None) -> T:
         started = time.monotonic()

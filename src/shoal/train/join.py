@@ -12,7 +12,7 @@ from shoal.store.client import Client
 from shoal.store.connect import connect
 from shoal.sync.policy import Policy
 from shoal.sync.words import as_policy
-from shoal.train.environment import check_batch, read_worker_environment
+from shoal.train.environment import check_batch, client_name, read_worker_environment
 from shoal.train.meeting import Meeting
 from shoal.train.waits import WAIT_S
 from shoal.train.worker import Worker
@@ -53,7 +53,7 @@ def join(
         raise BadInput(
             f"join: world_size is {world_size}; several workers need the address of servers that they share"
         )
-    name = f"worker-{rank}" if address is not None else None
+    name = client_name(rank) if address is not None else None
     client = connect("memory://" if address is None else address, token=token, name=name)
     wait_s = here.wait_s or WAIT_S
     worker = Worker(
@@ -71,7 +71,7 @@ def join(
     )
     _joined[os.getpid()] = worker
     atexit.register(_leave, worker)
-    if policy.dense_home in ("peers", "shared") and world_size > 1:
+    if policy.dense_home == "peers" and world_size > 1:
         # First by our own means: they name whoever does not come.
         worker.barrier()
         worker.group = Meeting(worker, open_group(rank, world_size, wait_s))

@@ -67,8 +67,8 @@ class Meeting:
         while True:
             state = worker.rounds.state()
             there = board.posted(_TOPIC, here, others)
-            missing = [rank for rank in others if rank not in there or state["phases"][rank] == "left"]
-            gone = any(state["phases"][rank] == "left" for rank in missing)
+            gone = [rank for rank in others if state["phases"][rank] in ("left", "gone")]
+            missing = [rank for rank in others if rank not in there or rank in gone]
             if gone or not missing or monotonic() > until:
                 return doing(state, missing)
             sleep(_LOOK_EVERY_S)

@@ -150,9 +150,14 @@ class Gossip(_Local):
 class Hogwild(_Local):
     """Parameters in memory that all workers of this host write without locks; optimizer state is private."""
 
+    def __init__(self, worker: Worker, policy: Policy) -> None:
+        super().__init__(worker, policy)
+        self._memories = 0
+
     def attach(self, stepped: Sequence[Stepped]) -> None:
-        super().attach(stepped)
-        share_memory(self.worker, [dense for one in stepped for dense in one.dense])
+        share_memory(self.worker, [dense for one in stepped for dense in one.dense], self._memories)
+        self._memories += 1
+        self.stepped.extend(stepped)
 
     def before(self, one: Stepped) -> None:
         self.finish(one, self.begin(one))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.ledger import LeasedLedger, Ledger, StaticLedger
 from shoal.data.loader import NO_UNIT, ShardedLoader
 from shoal.errors import Mismatch
+from shoal.train.progress import PASSES_A_LOADER
 
 if TYPE_CHECKING:
     from shoal.train.batch_rows import BatchRows
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Passes"]
 
-# Loaders have passes of their own: the n-th loader's pass e is pass n * this + e of the ledger.
-_PASSES_A_LOADER = 1 << 32
 # Of the notices about loaders; models have those below.
 _TOPICS, _LOADERS = 1 << 15, 1 << 14
 
@@ -33,20 +32,25 @@ class Passes:
         self, worker: Worker, loader: Any, number: int, rows: BatchRows | None = None, prefetch: int = 0
     ) -> None:
         self._worker = worker
-        self._first = number * _PASSES_A_LOADER
+        self._first = number * PASSES_A_LOADER
         self._topic = _TOPICS + 2 * (number % _LOADERS)
         self._name = "" if number == 0 else f" of loader {number}"
-        self._opened, self._units = -1, 0
+        self._shares = 0  # units of each worker in static order
         self._steps = 0  # made by the worker before this pass
         self._drawn = 0
         self._trains = False  # whether a pass over this loader was one of training
         policy = worker.policy.rows_policy if worker.policy.dense_home == "peers" else worker.policy
         ledger: Ledger
         if policy.order(worker.world_size) == "static":
-            ledger = StaticLedger(worker.rank, worker.world_size, open=self._open)
+            ledger = StaticLedger(
+                worker.rank, worker.world_size, begin=self._begin, lease=self._lease, end=self._end
+            )
         else:
-            ledger = LeasedLedger(worker.rank, worker.world_size, self._lease, open=self._open, end=self._end)
+            ledger = LeasedLedger(
+                worker.rank, worker.world_size, self._lease, begin=self._begin, end=self._end
+            )
         self._static = isinstance(ledger, StaticLedger)
+        self._ended = -1
         self.loader = ShardedLoader(
             loader,
             worker.rank,
@@ -55,19 +59,28 @@ class Passes:
             batch="each" if worker.batch == "each" else "split",
             on_unit=self._on_unit,
             on_pass=self._on_pass,
+            on_over=self._on_over,
             on_batch=None if rows is None else rows.hand,
             ahead=rows.see if rows is not None and prefetch else None,
             on_first=self._on_first,
             seed=worker.seed,
         )
+        # Who replaces a worker that died does not train again what is done.
+        first, done = worker.rounds.resume(self._first)
+        self.begins = first - self._first
+        self.loader.set_start(self.begins, done)
+        for epoch in range(self._first, first):
+            worker.report_pass(epoch)
 
-    def _open(self, epoch: int, units: int) -> None:
-        if self._opened == epoch:
-            return  # units came back: it is still the same pass
+    def _begin(self, epoch: int, batches: int) -> int:
+        worker = self._worker
+        split = worker.batch != "each" and not self.loader.whole
         self._agree_on_order(epoch)
-        self._opened, self._units = epoch, units
-        self._steps, self._drawn = self._worker.steps_made, 0
-        self._worker.rounds.open_pass(self._first + epoch, units)
+        self._steps, self._drawn = worker.steps_made, 0
+        cut = worker.rounds.open_pass(self._first + epoch, batches, split=split, fixed=self._static)
+        self._shares = batches if split else batches // cut
+        worker.resized(cut)
+        return cut
 
     def _agree_on_order(self, epoch: int) -> None:
         """All workers must cut the same batches, or samples are left out and others are used twice."""
@@ -107,12 +120,16 @@ class Passes:
         self._drawn += 1
 
     def _end(self, rank: int, epoch: int) -> bool:
-        """Leased order: all that can be leased now is trained."""
+        """All that is this worker's, or can be leased now, is trained."""
+        self._ended = epoch
         return self._finish(epoch)
 
     def _on_pass(self, epoch: int) -> None:
-        if self._static and not self._finish(epoch):
-            raise AssertionError("units of a static pass cannot come back")
+        if self._static and self._ended != epoch:  # a stream: nothing of it is in the ledger
+            self._finish(epoch)
+        self._worker.epoch = max(self._worker.epoch, epoch + 1)
+
+    def _on_over(self, epoch: int) -> None:
         self._worker.epoch = max(self._worker.epoch, epoch + 1)
 
     def _finish(self, epoch: int) -> bool:
@@ -124,7 +141,7 @@ class Passes:
         self._trains = True
         worker.strategy.end_pass()
         worker.finish_share()
-        shares = self._units // worker.world_size if self._static else 0
+        shares = self._shares if self._static else 0
         with worker.waiting():
             step = worker.waits.end_of_pass(self._first + epoch, f"pass {epoch}{self._name}", shares=shares)
         if step is None:

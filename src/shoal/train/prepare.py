@@ -103,8 +103,8 @@ def _prepared(worker: Worker, thing: Any, split: bool, rows: BatchRows | None, p
         )
     if not split:
         return thing
-    worker.loaders += 1
-    return Passes(worker, thing, worker.loaders - 1, rows, prefetch).loader
+    worker.passes.append(Passes(worker, thing, len(worker.passes), rows, prefetch))
+    return worker.passes[-1].loader
 
 
 def _prepare_training(

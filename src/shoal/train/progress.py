@@ -21,11 +21,23 @@ import msgspec
 
 from shoal.errors import BadInput
 
-__all__ = ["METRICS_MAX", "DataUse", "Progress", "ProgressReport", "progress_path", "read_progress"]
+__all__ = [
+    "METRICS_MAX",
+    "PASSES_A_LOADER",
+    "DataUse",
+    "Progress",
+    "ProgressReport",
+    "progress_path",
+    "read_progress",
+    "read_trust",
+    "write_trust",
+]
 
 _log = logging.getLogger("shoal.progress")
 _EVERY_S = 1.0
 METRICS_MAX = 64
+# Loaders have passes of their own: the n-th loader's pass e is pass n * this + e of the ledger.
+PASSES_A_LOADER = 1 << 32
 # A file above this was not written here.
 _BYTES_MAX = 1 << 20
 
@@ -37,14 +49,21 @@ class DataUse(msgspec.Struct, frozen=True, kw_only=True):
     units: int = 0
     once: int = 0
     never: int = 0
+    # The last pass of each loader, whose first one is a multiple of PASSES_A_LOADER.
+    last: tuple[int, ...] = ()
 
-    def and_a_pass(self, units: int, used: Mapping[int, int]) -> DataUse:
+    def has(self, epoch: int) -> bool:
+        """Whether the pass is among them."""
+        return any(last >= epoch and _loader(last) == _loader(epoch) for last in self.last)
+
+    def and_a_pass(self, epoch: int, units: int, used: Mapping[int, int]) -> DataUse:
         """With one more pass: `used` says how many of its units were used how often."""
         return DataUse(
             passes=self.passes + 1,
             units=self.units + units,
             once=self.once + used.get(1, 0),
             never=self.never + used.get(0, 0),
+            last=(*(last for last in self.last if _loader(last) != _loader(epoch)), epoch),
         )
 
     def __str__(self) -> str:
@@ -58,6 +77,10 @@ class DataUse(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def _loader(epoch: int) -> int:
+    return epoch // PASSES_A_LOADER
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Where one worker is. `step` counts its own steps; `clock` is the job's: of blocks, under average."""
 
@@ -68,12 +91,16 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     staleness: float | None = None
     waiting_for: tuple[int, ...] = ()
+    # Seconds that it has waited for others so far.
+    waited_s: float = 0.0
     # joined, training, waiting, ended; others are shown as they are.
     state: str = "joined"
     epoch: int = 0
     metrics: dict[str, float] = {}
     # Of the whole job, by worker 0.
     data: DataUse | None = None
+    # How far each scheduler has moved that was prepared.
+    schedules: tuple[int, ...] = ()
     pid: int = 0
     # Seconds since 1970: when the worker joined, and when this was true.
     joined: float = 0.0
@@ -87,6 +114,24 @@ _DECODER = msgspec.json.Decoder(Progress)
 def progress_path(job: Path, rank: int) -> Path:
     """The file of worker `rank` of the job in the directory `job`."""
     return job / "progress" / f"{rank}.json"
+
+
+def write_trust(job: Path, rank: int, trust: float) -> None:
+    """Let what worker `rank` sends count for so much, from 0 to 1."""
+    path = progress_path(job, rank).with_suffix(".trust")
+    if trust == 1.0:
+        path.unlink(missing_ok=True)
+    else:
+        path.with_suffix(".part").write_text(str(trust))
+        path.with_suffix(".part").replace(path)
+
+
+def read_trust(job: Path, rank: int) -> float:
+    """What `write_trust` said last, else 1."""
+    try:
+        return float(progress_path(job, rank).with_suffix(".trust").read_text())
+    except (OSError, ValueError):
+        return 1.0
 
 
 def read_progress(path: Path) -> Progress | None:
@@ -112,8 +157,11 @@ class ProgressReport:
 
     def __init__(self, job: Path | None = None, *, rank: int) -> None:
         now = time.time()
-        self._value = Progress(rank=rank, pid=os.getpid(), joined=now, time=now)
         self._path = None if job is None else progress_path(job, rank)
+        # What an earlier life of the rank did counts on.
+        before = (None if self._path is None else read_progress(self._path)) or Progress(rank=rank)
+        kept = {name: getattr(before, name) for name in ("step", "clock", "samples", "data", "schedules")}
+        self._value = Progress(rank=rank, pid=os.getpid(), joined=now, time=now, **kept)
         self._changed = threading.Condition()
         self._dirty = False
         self._closed = False

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,19 +11,21 @@ import numpy as np
 import torch
 
 from shoal.errors import BadInput
-from shoal.train.parameters import Dense
+from shoal.train.parameters import Dense, FlatFloats, flat
 
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
 __all__ = ["share_memory"]
 
-_lock = threading.Lock()
-_of_threads: dict[tuple[int, str], torch.Tensor] = {}
+_of_threads: dict[tuple[int, int], torch.Tensor] = {}
 
 
-def share_memory(worker: Worker, dense: Sequence[Dense]) -> None:
-    """Put the values of `dense` where every worker of this job sees them. All hold the same values before."""
+def share_memory(worker: Worker, dense: Sequence[Dense], number: int) -> None:
+    """Put `dense` where every worker of this job sees it: in memory `number`, at first rank 0's values.
+
+    What is there already is taken over: a worker may replace one that died.
+    """
     if worker.world_size == 1 or not dense:
         return
     for entry in dense:
@@ -35,34 +35,40 @@ def share_memory(worker: Worker, dense: Sequence[Dense]) -> None:
                 f"shares "
                 f"float32 parameters in the memory of one host"
             )
-    memory = _memory(worker, sum(entry.parameter.numel() for entry in dense))
+    values = np.concatenate([flat(entry.parameter) for entry in dense])
+    memory = _memory(worker, values, number)
     at = 0
     for entry in dense:
-        view = memory[at : at + entry.parameter.numel()].view(entry.parameter.shape)
-        # Everybody writes the same values (rank 0's) before anybody steps: see the barrier below.
-        view.copy_(entry.parameter.data)
-        entry.parameter.data = view
+        entry.parameter.data = memory[at : at + entry.parameter.numel()].view(entry.parameter.shape)
         at += entry.parameter.numel()
-    worker.barrier()
 
 
-def _memory(worker: Worker, floats: int) -> torch.Tensor:
+def _memory(worker: Worker, values: FlatFloats, number: int) -> torch.Tensor:
     if worker.threads is not None:
-        with _lock:
-            return _of_threads.setdefault((id(worker.threads), "dense"), torch.empty(floats))
+        key = (id(worker.threads), number)
+        if worker.rank == 0:
+            _of_threads[key] = torch.from_numpy(values)
+        worker.barrier()
+        return _of_threads[key]
     if worker.job is None:
         raise BadInput(
             "hogwild needs a directory that the workers of this host share: start them with `shoal run`"
         )
-    path = worker.job / "hogwild"
-    _grow(path, 4 * floats)
+    path = worker.job / "shared" / f"{number}.float32"
+    if worker.rank == 0 and not path.exists():
+        _write_whole(path, values)
     worker.barrier()
     with path.open("r+b") as file:
-        if os.fstat(file.fileno()).st_size != 4 * floats:
-            raise BadInput(f"workers disagree on the number of parameters: this one has {floats}")
-        return torch.from_numpy(np.frombuffer(mmap.mmap(file.fileno(), 4 * floats), np.float32))
+        mapped = mmap.mmap(file.fileno(), 0)
+    if len(mapped) != values.nbytes:
+        raise BadInput(
+            f"workers disagree on the number of parameters: rank 0 has {len(mapped) // 4}, rank "
+            f"{worker.rank} {values.size}"
+        )
+    return torch.from_numpy(np.frombuffer(mapped, np.float32))
 
 
-def _grow(path: Path, size: int) -> None:
-    with path.open("ab") as file:
-        file.truncate(size)
+def _write_whole(path: Path, values: FlatFloats) -> None:
+    temporary = path.with_suffix(".part")
+    temporary.write_bytes(values.tobytes())
+    temporary.replace(path)

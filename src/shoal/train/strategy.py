@@ -99,6 +99,8 @@ class Strategy(ABC):
         if one.reduction == "sum" and share.samples:
             # As if the mean of this part were that of the whole batch, whose sum it then stands for.
             factor *= share.global_samples / share.samples
+        if not self.policy.clock.meets:  # where it does, it is the weight in the round
+            factor *= self.worker.trust
         scale_gradients((d.parameter for d in one.dense), (use.module for use in one.tables), factor)
         return share
 

@@ -28,6 +28,7 @@ _DOING = {
     "waiting": "waits at step {clock}",
     "at_end": "waits elsewhere",
     "left": "has left",
+    "gone": "has died and is being replaced",
 }
 
 
@@ -112,7 +113,7 @@ class Waits:
 
 def _expected(state: dict[str, Any]) -> list[int]:
     """The ranks that still have something to do, or are still to come."""
-    return [rank for rank, phase in enumerate(state["phases"]) if phase in ("working", "absent")]
+    return [rank for rank, phase in enumerate(state["phases"]) if phase in ("working", "absent", "gone")]
 
 
 def _phrase(state: dict[str, Any], rank: int) -> str:

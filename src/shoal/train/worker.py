@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -15,15 +15,16 @@ import numpy as np
 import torch
 
 from shoal import optim
-from shoal.errors import BadInput, Mismatch
+from shoal.errors import BadInput, Fenced, Mismatch
 from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
 from shoal.train.clip import LocalClip, RoundClip
+from shoal.train.environment import WORKERS_MAX
 from shoal.train.history import History
 from shoal.train.ledger_report import LedgerReport
 from shoal.train.noticeboard import Noticeboard
-from shoal.train.progress import DataUse, ProgressReport
+from shoal.train.progress import DataUse, ProgressReport, read_trust
 from shoal.train.schedules import Schedules
 from shoal.train.straggler import Straggler
 from shoal.train.waits import WAIT_S, Waits
@@ -31,12 +32,13 @@ from shoal.train.waits import WAIT_S, Waits
 if TYPE_CHECKING:
     from shoal.collective.group import Group
     from shoal.train.batch_rows import BatchKeys
+    from shoal.train.passes import Passes
     from shoal.train.strategy import Strategy
 
 __all__ = ["Share", "Worker"]
 
-# Passes above this number are no passes over data: they are the barriers that scripts ask for.
-_BARRIERS = 1 << 40
+# Passes above this number are no passes over data: they are the barriers that scripts ask for, by epoch.
+_BARRIERS, _BARRIERS_AN_EPOCH = 1 << 60, 1 << 20
 # Calls of `mean` are told apart by a number that a float32 holds.
 _CALLS = 1 << 24
 _STALENESS_EVERY_S = 1.0
@@ -91,24 +93,27 @@ class Worker:
         self.waits = Waits(self.rounds, self.progress, wait_s)
         self.ledger = LedgerReport(self.rounds)
         self.dropped = 0
+        self.trust = 1.0  # what its contributions count for: the supervisor may say less
         self.waited_s = 0.0
         self.straggler = None if straggler is None else Straggler(straggler, lambda: self.waited_s)
         self.history = History(self, job) if history and job is not None else None
-        self.samples = 0.0
+        self.samples = float(self.progress.value.samples)  # of earlier lives, too
         self.strategy: Strategy | None = None
-        self.steps_made = 0
+        self.steps_made = self.progress.value.step
         self.models: list[torch.nn.Module] = []
-        self.loaders = 0
+        self.passes: list[Passes] = []
         self.prepared = 0
         self._share = Share()
         self._units: list[tuple[int, int]] = []
         self._weight: float | None = None
-        self._barriers = 0
+        self._loops = 0  # over passes that were made: what follows one is no part of its last epoch
+        self._barriers = (0, 0)  # of which part of the script, and how many in it
         self._taken = Share()
         self._takers: set[int] = set()  # ids of the optimizers that have stepped with it
         self.round_clip = RoundClip()
-        self.schedules = Schedules()
-        self._means = 0
+        before = self.progress.value  # of an earlier life, with its clock
+        pace = self.step / before.clock if before.clock else 1.0
+        self.schedules = Schedules([round(moved * pace) for moved in before.schedules])
         self._staleness_at = monotonic()
 
     # What scripts call.
@@ -135,11 +140,15 @@ class Worker:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The passes that are still to be made: a worker that is started again does not train one twice."""
+        self.epoch = max([self.epoch, *(passes.begins for passes in self.passes)])
+        for passes in self.passes:
+            passes.loader.set_epoch(max(self.epoch, passes.loader.epoch))
         while self.epoch < count:
             now = self.epoch
             yield now
             if self.epoch == now:
                 self.epoch += 1
+        self._loops += 1
 
     def report(self, **metrics: Any) -> None:
         """Show figures of this worker: loss, accuracy, any name; others than these stay as they are.
@@ -175,26 +184,34 @@ class Worker:
             return float(value)
         table = self.client.table("shoal.means", dim=3, optimizer=optim.SGD(lr=1.0))
         # A row for each worker, in two banks by turns: a worker can be one call ahead of another, not two.
-        self._means = (self._means + 1) % _CALLS
-        bank = [self._means % 2 * self.world_size + rank for rank in range(self.world_size)]
-        table.assign([bank[self.rank]], np.array([[value, weight, self._means]], np.float32))
+        part, before = self._barriers if self._barriers[0] == self._part else (self._part, 0)
+        call = (part * _BARRIERS_AN_EPOCH + before + 1) % _CALLS
+        everybody = range(len(self.rounds.state()["phases"]))  # also those who have come since the pass began
+        bank = [before % 2 * WORKERS_MAX + rank for rank in everybody]
+        table.assign([bank[self.rank]], np.array([[value, weight, call]], np.float32))
         self.barrier()
         rows = table.pull(bank).astype(np.float64)
         values, weights, calls = rows.T
-        weights = weights * (calls == self._means)  # without those that have left
+        weights = weights * (calls == call)  # without those that have left
         return float((values * weights).sum() / weights.sum()) if weights.any() else math.nan
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
-        self._barriers += 1
+        # Counted in each epoch, so that a worker that is started again meets the others.
+        part, before = self._barriers if self._barriers[0] == self._part else (self._part, 0)
+        self._barriers = (part, before + 1)
         if self.world_size == 1:
             return
-        epoch = _BARRIERS + self._barriers
-        self.rounds.open_pass(epoch, 0)
+        number = _BARRIERS + part * _BARRIERS_AN_EPOCH + before + 1
         with self.waiting():
-            step = self.waits.end_of_pass(epoch, f"barrier {self._barriers}")
+            step = self.waits.end_of_pass(number, f"barrier {before + 1} of epoch {self.epoch}")
         assert step is not None, "a barrier has no units that could come back"
         self.goes_on(step)
+
+    @property
+    def _part(self) -> int:
+        """Where in the script this worker is, in a number that all workers have there."""
+        return self.epoch + self._loops
 
     def clip_grad_norm_(self, model: torch.nn.Module, max_norm: float) -> torch.Tensor:
         """Clip the gradient of the next step, dense parameters and rows together.
@@ -235,7 +252,8 @@ class Worker:
         if not self.client.closed:
             if self.history is not None:
                 self.history.close()
-            self.rounds.leave()
+            with suppress(Fenced):  # then another has its place
+                self.rounds.leave()
             self.progress.close()
             self.client.close()
 
@@ -293,6 +311,8 @@ class Worker:
     def advance(self, weight: float, lr: float = math.nan, clip: float = 0.0) -> Advanced:
         """End the step: wait until the next may begin."""
         units, self._units = self._units, []
+        if self.policy.clock.meets:
+            weight *= self.trust
         done = self.waits.step(self.step, weight=weight, lr=lr, clip=clip, units=units)
         self.dropped += done.dropped
         self.waited_s += done.waited_s
@@ -306,17 +326,28 @@ class Worker:
         now = monotonic()
         if self.job is not None and now >= self._staleness_at + _STALENESS_EVERY_S:
             self._staleness_at = now
+            self.trust = read_trust(self.job, self.rank)
             seen = self.rounds.state()["staleness"]
             known["staleness"] = seen["sum"] / seen["count"] if seen["count"] else None
+        known["waited_s"] = self.waited_s
+        known["schedules"] = self.schedules.moved()
         self.progress.update(**known, epoch=self.epoch, state="training", waiting_for=())
 
     def report_pass(self, epoch: int) -> None:
         """A pass is over everywhere: worker 0 shows how its data was used."""
         self.ledger.last = epoch
-        if self.job is not None and self.rank == 0:
+        so_far = self.progress.value.data or DataUse()
+        if self.job is not None and self.rank == 0 and not so_far.has(epoch):
             ended = self.ledger.report(epoch)
-            so_far = self.progress.value.data or DataUse()
-            self.progress.update(data=so_far.and_a_pass(ended.units, ended.used))
+            self.progress.update(data=so_far.and_a_pass(epoch, ended.units, ended.used))
+
+    def resized(self, workers: int) -> None:
+        """A pass begins that is cut for so many workers: the job has grown or become smaller."""
+        if workers == self.world_size:
+            return
+        self.world_size = self.rounds.workers = workers
+        if self.board is None:
+            self.board = Noticeboard(self.client, self.rank, workers)
 
     def agree(self, topic: int, text: str) -> Iterator[tuple[int, str]]:
         """Tell the others `text`; gives those who have said something else on the topic, and what."""

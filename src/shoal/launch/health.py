@@ -1,0 +1,163 @@
+"""Workers that run and yet are not well, found by what they report. Decides only; the supervisor acts.
+
+A worker is compared with its own past or with its peers, by median and median absolute deviation (MAD), so
+that a single odd report is no trouble:
+
+1. exploding: its loss is far above what it was;
+2. flat: its loss stands still while it steps;
+3. stuck: it does not step, and does not wait for others;
+4. slow: a step takes it far longer than its peers, not counting what it waits for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from shoal.errors import BadInput
+from shoal.launch.board import Board
+
+__all__ = ["KINDS", "POLICIES", "HealthWatch", "Look", "Trouble", "find_trouble", "parse_policies"]
+
+KINDS = ("exploding", "flat", "stuck", "slow")
+# report: an event; scale: it counts a tenth; refuse: it counts nothing; replace: as if it had died.
+POLICIES = {"report": 1.0, "scale": 0.1, "refuse": 0.0, "replace": 1.0}
+_LOOKS_MAX = 120
+_DEVIATIONS = 8.0
+_EXPLODING_TIMES, _EXPLODING_LOOKS = 10.0, 10
+_FLAT_LOOKS = 60
+_STUCK_S, _STUCK_TIMES = 30.0, 20.0
+# Less than this a step is noise, not trouble.
+_SLOW_TIMES, _SLOW_LOOKS, _SLOW_S = 2.0, 10, 0.005
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a worker said at one moment; `waited_s` is what it has waited for others so far."""
+
+    time: float
+    step: int
+    loss: float | None = None
+    waited_s: float = 0.0
+    waiting: bool = False
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What is wrong with which worker."""
+
+    rank: int
+    kind: str
+    text: str
+
+
+def parse_policies(text: str) -> dict[str, str]:
+    """What to do about which trouble, of a text as `slow=replace,stuck=replace`; by default it is reported.
+
+    >>> parse_policies("slow=replace")["slow"], parse_policies("")["flat"]
+    ('replace', 'report')
+    """
+    policies = dict.fromkeys(KINDS, "report")
+    for part in text.split(",") if text else ():
+        kind, _, policy = part.strip().partition("=")
+        if kind not in KINDS or policy not in POLICIES:
+            raise BadInput(
+                f"on-trouble is {part!r}; it is written kind=policy, with a kind of {', '.join(KINDS)} and a "
+                f"policy of {', '.join(POLICIES)}"
+            )
+        policies[kind] = policy
+    return policies
+
+
+class HealthWatch:
+    """Keeps what workers of a job have said, and tells of each trouble once."""
+
+    def __init__(self, policies: Mapping[str, str]) -> None:
+        self._policies = policies
+        self._looks: dict[int, deque[Look]] = {}
+        self._told: set[tuple[int, str]] = set()
+
+    def forget(self, rank: int) -> None:
+        """Another process takes its place."""
+        self._looks.pop(rank, None)
+        self._told -= {(rank, kind) for kind in KINDS}
+
+    def look(self, board: Board, now: float) -> list[tuple[Trouble, str]]:
+        """What is new, each with its policy."""
+        for view in board.views:
+            said = view.progress
+            if said is None or not view.joined or view.ended or said.state not in ("training", "waiting"):
+                self._looks.pop(view.rank, None)
+                continue
+            seen = self._looks.setdefault(view.rank, deque(maxlen=_LOOKS_MAX))
+            if not seen or said.time > seen[-1].time:
+                waits = bool(said.waiting_for) or said.state == "waiting"
+                seen.append(Look(said.time, said.step, said.loss, said.waited_s, waits))
+        found = [t for t in find_trouble(self._looks, now) if (t.rank, t.kind) not in self._told]
+        self._told |= {(trouble.rank, trouble.kind) for trouble in found}
+        return [(trouble, self._policies[trouble.kind]) for trouble in found]
+
+
+def find_trouble(looks: Mapping[int, Sequence[Look]], now: float) -> list[Trouble]:
+    """All that is wrong, by the looks of each rank in order of time."""
+    step_s = {rank: _step_s(seen) for rank, seen in looks.items()}
+    found: list[Trouble] = []
+    for rank, seen in looks.items():
+        peers = [s for other, s in step_s.items() if other != rank and s is not None]
+        found += _loss(rank, [look.loss for look in seen if look.loss is not None], seen)
+        found += _stuck(rank, seen, now)
+        found += _slow(rank, step_s[rank], peers)
+    return found
+
+
+def _loss(rank: int, losses: list[float], seen: Sequence[Look]) -> list[Trouble]:
+    if len(losses) <= _EXPLODING_LOOKS:
+        return []
+    *before, last = losses
+    usual = median(before)
+    limit = usual + max(_DEVIATIONS * _mad(before), (_EXPLODING_TIMES - 1) * abs(usual))
+    if last > limit > 0:
+        return [Trouble(rank, "exploding", f"its loss is {last:.4g} after {usual:.4g}")]
+    moves = seen[-1].step > seen[0].step
+    if len(losses) >= _FLAT_LOOKS and moves and len(set(losses[-_FLAT_LOOKS:])) == 1:
+        return [Trouble(rank, "flat", f"its loss stands still at {last:.4g}")]
+    return []
+
+
+def _stuck(rank: int, seen: Sequence[Look], now: float) -> list[Trouble]:
+    # A worker that has not stepped yet may be loading its data.
+    changes = [b.time for a, b in pairwise(seen) if b.step > a.step]
+    if not changes or seen[-1].waiting:
+        return []
+    gaps = [b - a for a, b in pairwise(changes)]
+    still_s = now - changes[-1]
+    if still_s <= max(_STUCK_S, _STUCK_TIMES * median(gaps or [0.0])):
+        return []
+    return [Trouble(rank, "stuck", f"it has made no step for {still_s:.0f} s, and waits for nobody")]
+
+
+def _step_s(seen: Sequence[Look]) -> float | None:
+    """Seconds of its own that a step usually takes, a pause left out (an evaluation); None while unknown."""
+    moved = [b for a, b in pairwise(seen) if b.step > a.step]
+    if len(moved) <= _SLOW_LOOKS:
+        return None
+    return median(
+        max(0.0, b.time - a.time - (b.waited_s - a.waited_s)) / (b.step - a.step) for a, b in pairwise(moved)
+    )
+
+
+def _slow(rank: int, step_s: float | None, peers: list[float]) -> list[Trouble]:
+    if step_s is None or not peers:
+        return []
+    usual = median(peers)
+    if step_s <= usual + max(_DEVIATIONS * _mad(peers), (_SLOW_TIMES - 1) * usual, _SLOW_S):
+        return []
+    return [Trouble(rank, "slow", f"a step takes it {step_s:.3g} s, and others {usual:.3g} s")]
+
+
+def _mad(values: list[float]) -> float:
+    middle = median(values)
+    return median(abs(value - middle) for value in values)

@@ -1,0 +1,70 @@
+"""`shoal scale` on jobs that train: workers come and go, and every sample of every pass is used."""
+
+import json
+from pathlib import Path
+
+import pytest
+from run_jobs import DEADLINE_S, SCRIPT, Jobs, wait_until
+
+pytestmark = pytest.mark.process
+COUNTING = str(Path(__file__).with_name("dying_script.py"))
+SAMPLES, BATCH, PASSES = 64, 8, 4  # of that script
+MORE = [
+    "asp",
+    "quorum:0.5",
+    "ssp:1",
+    "softsync:2",
+    "dcasgd:0.04",
+    "downpour:2,2",
+    "average:2",
+    "bmuf:2",
+    "easgd:2",
+]
+MORE += ["diloco:2", "hogwild"]
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Jobs:
+    jobs = Jobs(tmp_path / "state")
+    jobs.environment["OMP_NUM_THREADS"] = "1"
+    return jobs
+
+
+@pytest.mark.parametrize("word", ["bsp", *(pytest.param(word, marks=pytest.mark.soak) for word in MORE)])
+def test_a_job_grows_and_shrinks(jobs: Jobs, tmp_path: Path, word: str) -> None:
+    command = ["--workers", "2", "--servers", "2", "--sync", word, COUNTING, str(tmp_path), "epochs"]
+    with jobs.started(*command, "hold:0", "hold:2") as process:
+        wait_until((tmp_path / "hold-0").exists)
+        grown = jobs.shoal("scale", "job", "--workers", "4")
+        assert (grown.returncode, grown.stdout) == (0, "job job goes on with 4 workers\n"), grown.stderr
+        wait_until(lambda: all((tmp_path / f"life-{rank}").exists() for rank in range(4)))
+        (tmp_path / "go-0").touch()
+        wait_until((tmp_path / "hold-2").exists)
+        assert jobs.shoal("scale", "job", "--workers", "1").returncode == 0
+        wait_until(lambda: len(jobs.record()["workers"]) == 1)
+        (tmp_path / "go-2").touch()
+        output = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, output
+    found = json.loads((tmp_path / "0.json").read_text())
+    assert found["sizes"] == [2, 4, 4, 1]
+    assert [sum(used.values()) for used in found["used"]] == [SAMPLES // BATCH * n for n in found["sizes"]]
+    assert all("0" not in used for used in found["used"])
+    assert min(found["rows"]) >= PASSES / BATCH
+    if word == "bsp":
+        assert sum(found["rows"]) == found["rounds"]
+        assert all(found["rows"][at] == found["rows"][at + 1] for at in range(0, SAMPLES, 2))
+    texts = [event["text"] for event in jobs.record()["events"] if event["text"].startswith("scaled")]
+    assert texts == ["scaled from 2 to 4 workers", "scaled from 4 to 1 workers"]
+
+
+def test_what_cannot_be_scaled_is_refused(jobs: Jobs) -> None:
+    assert "no job has run here" in jobs.shoal("scale", "--workers", "2").stderr
+    with jobs.started("--workers", "1", "--sync", "allreduce", SCRIPT, "sit"):
+        jobs.until("ready-0")
+        assert (
+            jobs.shoal("scale", "--workers", "0").stderr
+            == "error: workers is 0; allowed: a whole number from 1 to 4096\n"
+        )
+        assert "cannot change" in jobs.shoal("scale", "--workers", "2").stderr
+    assert jobs.run("--workers", "1", SCRIPT, "train", "1").returncode == 0
+    assert "job job is ended; only a running one" in jobs.shoal("scale", "--workers", "2").stderr
