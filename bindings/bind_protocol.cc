@@ -176,7 +176,8 @@ class SimClient {
     const PushItem item{
         .table = table, .values = {grads.data(), grads.size()}, .lr = NAN, .spec = tables_.at(table)};
     const PushOptions options{.step = step, .stage_rank = stage_rank};
-    for (const auto& frame : builder_.plan(shard_bytes(grouped.split, 4 * spec.dim + 8), kPushFrameBytes, false)) {
+    for (const auto& frame :
+         builder_.plan(shard_bytes(grouped.split, 4 * spec.dim + 8), kPushFrameBytes, false)) {
       auto request = builder_.push(grouped.split, frame, item, options, false, merger_, nullptr);
       request->operation = operation;
       add(std::move(request));

@@ -119,8 +119,8 @@ nb::object wait_for(Ticket& ticket, double timeout_s) {
 
 void make_placement(Placement* self, uint32_t version, bool weak, std::vector<ServerAddress> servers,
                     const std::vector<uint32_t>& terms, std::vector<std::vector<uint32_t>> chains) {
-  bool sound = !servers.empty() && !chains.empty() && chains.size() <= kShardsMax &&
-               terms.size() == chains.size();
+  bool sound =
+      !servers.empty() && !chains.empty() && chains.size() <= kShardsMax && terms.size() == chains.size();
   for (const auto& chain : chains) {
     sound = sound && !chain.empty() &&
             std::all_of(chain.begin(), chain.end(), [&](uint32_t index) { return index < servers.size(); });

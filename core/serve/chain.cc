@@ -22,7 +22,8 @@ void each_entry(std::span<const Part> parts, F f) {
 
 void Chain::introduce(uint32_t server, uint32_t incarnation, size_t servers) {
   const std::lock_guard lock(mutex_);
-  if (machine_ == nullptr) machine_ = std::make_unique<ClientMachine>(kServerClients + server, incarnation, 0);
+  if (machine_ == nullptr)
+    machine_ = std::make_unique<ClientMachine>(kServerClients + server, incarnation, 0);
   servers_ = std::max(servers_, servers);
   machine_->grow(servers_);
 }

@@ -32,7 +32,8 @@ inline constexpr uint16_t kSyncLog = 0xffff;
 
 class Chain {
  public:
-  // Of the `lost` shards this server left the chain before those behind had the entry: it is asked of others now.
+  // Of the `lost` shards this server left the chain before those behind had the entry: it is asked of others
+  // now.
   using Done = std::function<void(const std::vector<uint16_t>& lost)>;
   using Bytes = std::shared_ptr<const std::vector<std::byte>>;
 

@@ -80,8 +80,8 @@ void ChainDriver::carry(uint32_t server, Peer& peer) {
   const auto sent = peer.link->send([&] { return chain_.next_to_send(server); });
   peer.blocked = sent == Link::Progress::blocked;
   if (received == Link::Progress::broken || sent == Link::Progress::broken) {
-    log_line("server", "the connection to " + peer.address.name() + " of a chain is lost: " +
-                           peer.link->failure().message());
+    log_line("server", "the connection to " + peer.address.name() +
+                           " of a chain is lost: " + peer.link->failure().message());
     drop(server, peer);
   }
 }

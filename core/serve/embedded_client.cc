@@ -66,9 +66,7 @@ class EmbeddedClient : public StoreClient {
     return closed_ ? closed_status() : store_.declare(spec);
   }
 
-  Result<TableFigures> figures(uint32_t table, Deadline) override {
-    return store_.figures(table);
-  }
+  Result<TableFigures> figures(uint32_t table, Deadline) override { return store_.figures(table); }
 
   Result<ScanPage> scan(uint32_t table, uint32_t shard, uint64_t cursor, size_t rows_max, Deadline) override {
     return closed_ ? Result<ScanPage>(closed_status()) : store_.shard(shard).scan(table, cursor, rows_max);
@@ -254,7 +252,8 @@ class EmbeddedClient : public StoreClient {
       part.keys = {&piece, 1};
       part.values = std::as_bytes(item.values.subspan(i * kPieceFloats, spec.floats(piece)));
       part.dc_lambda = item.dc_lambda;
-      if (item.dc_lambda != 0.0f) part.pulled = std::as_bytes(item.pulled.subspan(i * kPieceFloats, spec.floats(piece)));
+      if (item.dc_lambda != 0.0f)
+        part.pulled = std::as_bytes(item.pulled.subspan(i * kPieceFloats, spec.floats(piece)));
       return put(shard, part, options, begun);
     });
   }

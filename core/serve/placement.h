@@ -15,8 +15,8 @@ struct ShardPlace {
 };
 
 struct Placement {
-  uint32_t version = 0;  // grows with every change
-  bool weak = false;     // an update is acknowledged by the head alone
+  uint32_t version = 0;                // grows with every change
+  bool weak = false;                   // an update is acknowledged by the head alone
   std::vector<ServerAddress> servers;  // by index, for the life of the cluster; port 0: gone
   std::vector<ShardPlace> shards;
 

@@ -18,8 +18,6 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr auto kBackoffMin = std::chrono::milliseconds(10);
 constexpr auto kBackoffMax = std::chrono::milliseconds(500);
 constexpr auto kDialTime = std::chrono::seconds(2);
-constexpr auto kHomesTick = std::chrono::milliseconds(5);  // a server that has yet to learn a placement
-constexpr size_t kServersMax = 1024;
 constexpr size_t kSegmentBytesMin = size_t{64} << 20;
 constexpr size_t kWarmBytes = size_t{1} << 30;
 
@@ -70,92 +68,6 @@ Status RemoteClient::connect(Deadline deadline) {
   if (!pulse.ok()) return pulse.status();
   pulse_ = std::move(*pulse);
   return {};
-}
-
-void RemoteClient::set_placement(Placement placement) {
-  std::vector<uint32_t> servers;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto before = builder_.placement();
-    if (placement.version <= before->version || placement.servers.size() > kServersMax) return;
-    while (servers_ < placement.servers.size()) {
-      peers_[servers_] = std::make_unique<Peer>(placement.servers[servers_]);
-      machine_.grow(servers_ + 1);
-      ++servers_;
-    }
-    const auto now = std::make_shared<const Placement>(std::move(placement));
-    builder_.set_placement(now);
-    for (uint32_t i = 0; i < before->servers.size(); ++i) {
-      if (!before->is_up(i) || now->is_up(i)) continue;
-      for (const auto& request : machine_.open_requests(i)) refused(*request, gone_status(i));
-    }
-    find_homes(servers);
-    changed_.notify_all();
-  }
-  for (const uint32_t server : servers) flush(server);
-  wake();
-}
-
-// The server knows another placement than this request was made for, or is gone. Under mutex_.
-void RemoteClient::refused(const Request& request, Status why) {
-  const auto kind = static_cast<Kind>(request.header.kind);
-  if (kind != Kind::push && kind != Kind::pull && kind != Kind::sync) {
-    machine_.answered(request.server, request.header.request, std::move(why));  // asked anew as a whole
-    return;
-  }
-  if (auto taken = machine_.withdraw(request.server, request.header.request); taken != nullptr) {
-    homeless_.push_back(std::move(taken));
-    homes_next_ = Clock::now() + kHomesTick;
-  }
-}
-
-Status RemoteClient::gone_status(uint32_t server) const {
-  return {Code::moved, peers_[server]->address.name() + " is gone"};
-}
-
-void RemoteClient::find_homes(std::vector<uint32_t>& servers) {
-  for (const auto& request : std::exchange(homeless_, {})) {
-    for (auto& one : builder_.route(std::make_shared<Request>(*request))) {
-      servers.push_back(one->server);
-      machine_.add(std::move(one));
-    }
-    machine_.seal(*request->operation);
-  }
-}
-
-void RemoteClient::send_homeless() {
-  std::vector<uint32_t> servers;
-  {
-    const std::lock_guard lock(mutex_);
-    if (homeless_.empty() || Clock::now() < homes_next_) return;
-    find_homes(servers);
-  }
-  for (const uint32_t server : servers) flush(server);
-}
-
-bool RemoteClient::hold(Deadline deadline) {
-  bool in_job = false;
-  {
-    const std::lock_guard lock(mutex_);
-    held_ = true;
-    in_job = in_job_;
-  }
-  const auto still = [this] { return !machine_.writing() && committing_ == 0 && !half_step_; };
-  Status status = until(still, deadline);
-  if (status.ok() && in_job) {
-    // The end of its last step was sent by the same connection: when this is answered, it was heard.
-    const auto state = sync({}, deadline);
-    status = state.ok() ? wait(*state, deadline) : state.status();
-  }
-  if (!status.ok()) release();
-  return status.ok();
-}
-
-void RemoteClient::release() {
-  const std::lock_guard lock(mutex_);
-  held_ = false;
-  changed_.notify_all();
-  wake();
 }
 
 void RemoteClient::wake() {
@@ -306,8 +218,8 @@ void RemoteClient::submit(std::shared_ptr<Request> request) {
   std::vector<uint32_t> servers;
   {
     const std::lock_guard lock(mutex_);
-    // By the placement of now, under the lock that it is changed under: what is on its way to a server that is
-    // gone is found there.
+    // By the placement of now, under the lock that it is changed under: what is on its way to a server that
+    // is gone is found there.
     for (auto& one : builder_.route(std::move(request))) {
       ++requests_;
       servers.push_back(one->server);
@@ -401,8 +313,8 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
   if (now < peer.next_attempt || now >= deadline) return;
   // By the same lane as before: open requests may lie in shared memory, which no other lane can reach.
   const auto lane = peer.dialled ? options_.lane.value_or(peer.shm ? Lane::shm : Lane::tcp) : options_.lane;
-  Result<std::unique_ptr<Link>> link = Link::dial(peer.address, lane, options_.identity,
-                                                  std::min(deadline, Clock::now() + kDialTime));
+  Result<std::unique_ptr<Link>> link =
+      Link::dial(peer.address, lane, options_.identity, std::min(deadline, Clock::now() + kDialTime));
   if (!link.ok()) {
     peer.backoff = std::clamp(2 * peer.backoff, kBackoffMin, kBackoffMax);
     peer.next_attempt = Clock::now() + peer.backoff;

@@ -22,6 +22,8 @@
 
 namespace shoal {
 
+inline constexpr size_t kServersMax = 1024;
+
 class RemoteClient : public StoreClient {
  public:
   RemoteClient(RemoteOptions options);
@@ -80,6 +82,7 @@ class RemoteClient : public StoreClient {
   void keep();
   void wake();
   void submit(std::shared_ptr<Request> request);
+  // remote_placement.cc: shards that move
   // Sends again, by the placement of now, what was refused because a shard is elsewhere. Under mutex_; gives
   // the servers that then have something to be sent.
   void refused(const Request& request, Status why);
@@ -113,10 +116,10 @@ class RemoteClient : public StoreClient {
   Status send_question(const OperationPtr& operation, Kind kind, std::span<const uint32_t> servers,
                        const Part* part, std::span<const std::byte> body, Deadline deadline);
   using OnReply = std::function<Status(const Request&, const FrameView&)>;
-  // The same to all servers, or (where the part names a shard) to that one's, and waited for. Asked again from
-  // the beginning when the placement has changed meanwhile; `fresh` makes what takes the answers.
-  Status ask(Kind kind, const Part* part, std::span<const std::byte> body, const std::function<OnReply()>& fresh,
-             Deadline deadline);
+  // The same to all servers, or (where the part names a shard) to that one's, and waited for. Asked again
+  // from the beginning when the placement has changed meanwhile; `fresh` makes what takes the answers.
+  Status ask(Kind kind, const Part* part, std::span<const std::byte> body,
+             const std::function<OnReply()>& fresh, Deadline deadline);
 
   const RemoteOptions options_;
   const std::shared_ptr<Arena> shared_arena_;

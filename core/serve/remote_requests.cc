@@ -85,8 +85,8 @@ Status RemoteClient::ask(Kind kind, const Part* part, std::span<const std::byte>
 
 Status RemoteClient::send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline deadline) {
   const uint32_t head = builder_.placement()->head(0);
-  const Status status = send_question(operation, Kind::sync, {&head, 1}, nullptr,
-                                      encode_sync(operation->request), deadline);
+  const Status status =
+      send_question(operation, Kind::sync, {&head, 1}, nullptr, encode_sync(operation->request), deadline);
   const SyncVerb verb = operation->request.verb;
   if (!status.ok() || (verb != SyncVerb::open && verb != SyncVerb::advance && verb != SyncVerb::leave))
     return status;
@@ -299,8 +299,7 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
   }
   const auto frames = builder_.plan(bytes, kPushFrameBytes, false);
   const auto merger = mergers_.take();
-  const auto build = [&](const RequestBuilder::Frame& frame,
-                         FiniteCheck* check) -> std::shared_ptr<Request> {
+  const auto build = [&](const RequestBuilder::Frame& frame, FiniteCheck* check) -> std::shared_ptr<Request> {
     const bool shm = peers_[frame.server]->shm;
     std::vector<std::shared_ptr<Request>> requests;
     for (size_t i = 0; i < items.size(); ++i) {

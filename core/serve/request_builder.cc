@@ -380,9 +380,8 @@ std::shared_ptr<Request> RequestBuilder::push(const SplitKeys& split, const Fram
   return request;
 }
 
-std::shared_ptr<Request> RequestBuilder::push_pieces(const PushItem& item, uint32_t server,
-                                                     uint32_t shard, const PushOptions& options,
-                                                     bool shm) const {
+std::shared_ptr<Request> RequestBuilder::push_pieces(const PushItem& item, uint32_t server, uint32_t shard,
+                                                     const PushOptions& options, bool shm) const {
   const TableSpec& spec = *item.spec;
   std::vector<int64_t> pieces;
   const uint32_t first = (shard + shards() - shard_of_key(spec, 0, shards())) % shards();

@@ -68,8 +68,9 @@ inline constexpr size_t kReplyBuffersKept = 16;  // by all connections together,
 // What all sessions of a server share.
 class ServerState {
  public:
-  ServerState(uint32_t shards, std::vector<std::byte> the_token, size_t helpers, bool weak = false,
-              std::function<void()> wake_chain = [] {})
+  ServerState(
+      uint32_t shards, std::vector<std::byte> the_token, size_t helpers, bool weak = false,
+      std::function<void()> wake_chain = [] {})
       : store(shards), crew(helpers), chain(std::move(wake_chain), weak), token(std::move(the_token)) {}
 
   // The places of this server's shards in their chains, as of the placement `version`.

@@ -1,5 +1,5 @@
-// What sessions do for chains: updates are sent on to the servers behind and answered when those have them, and
-// the updates and images of a server before this one are taken.
+// What sessions do for chains: updates are sent on to the servers behind and answered when those have them,
+// and the updates and images of a server before this one are taken.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -50,7 +50,8 @@ void Session::answer_when_held(const Header& request, std::vector<Part> marks, s
   });
 }
 
-// The frame as the servers behind get it: with all of its arrays in the body, whatever memory they lie in here.
+// The frame as the servers behind get it: with all of its arrays in the body, whatever memory they lie in
+// here.
 void Session::send_on_push(const FrameView& frame, std::span<const PushPart> parts, const Groups& groups,
                            std::span<const Ack> acks) {
   Header header = frame.header;
@@ -194,7 +195,8 @@ Session::Outcome Session::image(const FrameView& frame, ReplySink& sink) {
   if (part.mode == 1) return answer(frame, {}, sink);
   if (sync) {
     const bool taken = server_.sync.decode(frame.body, log_entry(part));
-    return answer(frame, taken ? Status{} : Status{Code::refused, "this is no image of the sync shard"}, sink);
+    return answer(frame, taken ? Status{} : Status{Code::refused, "this is no image of the sync shard"},
+                  sink);
   }
   if (part.table == 0) return answer(frame, shard.restore(frame.body), sink);
   const size_t count = part.count;

@@ -160,8 +160,9 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   const Result<Groups> found = groups_of(frame.parts);
   if (!found.ok()) return answer(frame, found.status(), sink);
   const Groups& groups = *found;
-  const size_t rows = std::accumulate(parts.begin(), parts.end(), size_t{0},
-                                      [](size_t sum, const PushPart& part) { return sum + part.keys.size(); });
+  const size_t rows =
+      std::accumulate(parts.begin(), parts.end(), size_t{0},
+                      [](size_t sum, const PushPart& part) { return sum + part.keys.size(); });
   const PushIdentity identity{
       .client = client_, .incarnation = incarnation_, .seq = frame.header.seq, .low = frame.header.low};
   std::vector<Ack> acks(groups.size());
@@ -416,9 +417,8 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
   set_log_entry(mark, handled.entry);
   server_.chain.send(header, {&mark, 1},
                      std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
-  server_.chain.when_held({&mark, 1}, [handled = std::move(handled)](const auto& lost) {
-    handled.deliver(lost.empty());
-  });
+  server_.chain.when_held(
+      {&mark, 1}, [handled = std::move(handled)](const auto& lost) { handled.deliver(lost.empty()); });
   return Outcome::done;
 }
 

@@ -60,7 +60,8 @@ bool WorkLedger::decode(std::span<const std::byte>& in) {
   stride_ = numbers[1];
   leased_ = numbers[2] != 0;
   const bool live = !holders.empty();
-  if (units.size() > kUnitsMax || fresh_ > units.size() || (live && holders.size() != units.size())) return false;
+  if (units.size() > kUnitsMax || fresh_ > units.size() || (live && holders.size() != units.size()))
+    return false;
   units_.assign(units.size(), Unit{});
   held_.assign(by_rank_.size(), 0);
   for (size_t i = 0; i < units.size(); ++i) {
@@ -102,8 +103,12 @@ std::vector<std::byte> SyncShard::encode(bool live) const {
                               static_cast<uint64_t>(std::distance(passes_.begin(), end))};
   pack(out, numbers, 9);
   for (const Member& member : members_) {
-    const MemberImage image{member.client, member.finished,    member.dropped_next,
-                            member.number, member.epoch,       member.incarnation,
+    const MemberImage image{member.client,
+                            member.finished,
+                            member.dropped_next,
+                            member.number,
+                            member.epoch,
+                            member.incarnation,
                             static_cast<uint32_t>(member.phase)};
     pack(out, &image, 1);
   }

@@ -38,7 +38,8 @@ class SyncShard {
   // `token` names the request until it is answered; `now` is in seconds and only grows.
   std::vector<Answer> handle(const SyncRequest& request, uint64_t token, double now);
 
-  // sync_image.cc. A checkpoint's is gone on with by a job of any size and word; a `live` one by who is there.
+  // sync_image.cc. A checkpoint's is gone on with by a job of any size and word; a `live` one by who is
+  // there.
   std::vector<std::byte> encode(bool live = false) const;
   std::vector<uint64_t> clocks() const;        // by rank
   bool decode(std::span<const std::byte> in);  // false: not a sync shard; nothing has changed

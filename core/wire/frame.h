@@ -47,7 +47,7 @@ enum class Kind : uint16_t {
   replicate_commit = 26,  // body: the commit
   replicate_sync = 27,    // body: the question; `step`: the time, as bits of a double
   image = 28,             // of one shard: its head (table 0), a page of rows, or the end (mode 1)
-  reply = 32,         // to any of the above; `request` names which
+  reply = 32,             // to any of the above; `request` names which
 };
 
 enum Flags : uint32_t {
@@ -73,9 +73,9 @@ struct Header {
   uint64_t body_bytes = 0;
   uint32_t cut = 0;
   uint32_t part_count = 0;
-  uint16_t code = 0;  // replies: shoal::Code; the body is its message where not ok
-  uint16_t last = 0;  // replies: 1 on the last frame that answers the request
-  uint32_t rank = 0;  // staged pushes: of the worker
+  uint16_t code = 0;    // replies: shoal::Code; the body is its message where not ok
+  uint16_t last = 0;    // replies: 1 on the last frame that answers the request
+  uint32_t rank = 0;    // staged pushes: of the worker
   uint64_t origin = 0;  // what a server sends on: the client that it came from, and its numbers
   uint64_t origin_seq = 0;
   uint64_t origin_low = 0;
@@ -90,9 +90,9 @@ struct Part {
   uint8_t mode = 0;  // pushes: PushMode; replies to pushes: 1 = was a duplicate
   uint32_t table = 0;
   uint32_t term = 0;
-  uint32_t count = 0;  // keys
-  float lr = 0.0f;     // NaN: the table's own
-  uint32_t samples = 0;  // pulls through a socket: number of the first row within the request
+  uint32_t count = 0;         // keys
+  float lr = 0.0f;            // NaN: the table's own
+  uint32_t samples = 0;       // pulls through a socket: number of the first row within the request
   uint64_t version = 0;       // the shard's: replies: now; pushes: when it was last pulled. scans: the cursor
   uint32_t keys_at = 0;       // replies to pulls: number of the first row, as the request counts them
   uint32_t values_at = 0;     // pushes: the rows. pulls: where the rows shall go, if in a segment

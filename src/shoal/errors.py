@@ -126,6 +126,7 @@ _CODES: dict[int, type[ShoalError]] = {
     7: Timeout,
     8: Closed,
     9: Internal,
+    10: Unavailable,  # the core's `moved`, where a deadline came before the shard was found
 }
 _CODE_INTERNAL = 9
 

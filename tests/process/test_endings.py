@@ -68,9 +68,7 @@ def connect(server: _core.Server, tmp_path, client_id: int, shm_bytes_max: int =
         client_id=client_id,
         incarnation=1,
         token=TOKEN,
-        placement=_core.Placement(
-            version=0, weak=False, servers=[address], terms=[1] * 4, chains=[[0]] * 4
-        ),
+        placement=_core.Placement(version=0, weak=False, servers=[address], terms=[1] * 4, chains=[[0]] * 4),
         lane="shm",
         timeout_s=5,
         shm_bytes_max=shm_bytes_max,

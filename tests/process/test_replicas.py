@@ -45,7 +45,7 @@ class Pusher(threading.Thread):
                 self.acked += 1
                 assert self.table.pull(KEYS[:3])[0, self.column] >= self.acked, "one's own push is not seen"
                 self.longest_s = max(self.longest_s, time.monotonic() - began)
-        except Exception as error:
+        except (shoal.errors.ShoalError, AssertionError) as error:
             self.error = error
 
 
@@ -85,7 +85,9 @@ def wait_until(condition: Callable[[], bool], what: str) -> float:
 
 def wait_for_pushes(pushers: list[Pusher], more: int = 5) -> None:
     goals = [pusher.acked + more for pusher in pushers]
-    wait_until(lambda: all(p.acked >= g or p.error for p, g in zip(pushers, goals, strict=True)), "no progress")
+    wait_until(
+        lambda: all(p.acked >= g or p.error for p, g in zip(pushers, goals, strict=True)), "no progress"
+    )
 
 
 def whole(cluster: shoal.LocalCluster, gone: int) -> bool:
@@ -128,16 +130,15 @@ def test_a_stopped_server_is_given_up_and_ends_when_it_wakes() -> None:
 
 
 def test_with_too_few_servers_left_the_cluster_goes_on_degraded() -> None:
-    with shoal.LocalCluster(servers=2, replicas=1) as cluster:
-        with pushing(cluster) as pushers:
-            wait_for_pushes(pushers)
-            os.kill(cluster.servers[0].pid, signal.SIGKILL)
-            wait_for_pushes(pushers, 20)
-            assert status(cluster).degraded == 64
-            cluster.add_server()
-            wait_until(lambda: whole(cluster, 1), "the new server got no copies")
-            os.kill(cluster.servers[1].pid, signal.SIGKILL)
-            wait_for_pushes(pushers, 20)
+    with shoal.LocalCluster(servers=2, replicas=1) as cluster, pushing(cluster) as pushers:
+        wait_for_pushes(pushers)
+        os.kill(cluster.servers[0].pid, signal.SIGKILL)
+        wait_for_pushes(pushers, 20)
+        assert status(cluster).degraded == 64
+        cluster.add_server()
+        wait_until(lambda: whole(cluster, 1), "the new server got no copies")
+        os.kill(cluster.servers[1].pid, signal.SIGKILL)
+        wait_for_pushes(pushers, 20)
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
@@ -155,7 +156,9 @@ def test_servers_come_and_go_while_clients_push(replicas: int) -> None:
 
 def test_a_server_that_is_needed_is_not_let_go() -> None:
     with shoal.LocalCluster(servers=2, replicas=1) as cluster:
-        with pytest.raises(shoal.errors.BadInput, match="without server 1 there are 1 servers, and 2 are needed"):
+        with pytest.raises(
+            shoal.errors.BadInput, match="without server 1 there are 1 servers, and 2 are needed"
+        ):
             cluster.remove_server(1)
         with pytest.raises(shoal.errors.BadInput, match="server 7 is not one of those that are up"):
             cluster.remove_server(7)

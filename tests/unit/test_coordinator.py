@@ -264,7 +264,9 @@ def test_the_journal_is_as_large_as_the_state(tmp_path: Path) -> None:
 
 def test_a_journal_of_another_cluster_is_refused() -> None:
     (formed,) = make().form().decisions
-    with pytest.raises(BadInput, match="8 shards, 2 servers and 0 replicas"):
+    with pytest.raises(
+        BadInput, match="8 shards, 2 servers, 0 replicas; this coordinator is for 8 shards, 3"
+    ):
         make(servers=3).restore(formed)
 
 

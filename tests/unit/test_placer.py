@@ -110,7 +110,8 @@ def test_terms_grow_with_every_change_and_no_copy_is_trusted_that_was_not_filled
             up.add(max(up) + 1 + random_.randrange(2))
         elif event == 2 and one.fills:
             fill = random_.choice(list(one.fills.values()))
-            assert fill.source == before.chains[fill.shard][-1] and fill.target in up
+            assert fill.source == before.chains[fill.shard][-1]
+            assert fill.target in up
             whole[fill.shard].add(fill.target)
             placed = one.filled(fill.shard, fill.term, fill.target)
             assert placed is not None

@@ -79,5 +79,7 @@ class ChainDuty:
             self._control.ask(done, Done, _ASK_S)
         except ShoalError as failure:  # planned again by a coordinator that comes back
             _log.warning("shard %d: %s", order.shard, failure)
-        if error:  # one that was done is not done twice: the order is repeated until the placement has changed
+        if (
+            error
+        ):  # one that was done is not done twice: the order is repeated until the placement has changed
             self._filling.discard((order.shard, order.term))

@@ -7,9 +7,9 @@ Feeding the journaled decisions to a new instance (`restore`) gives the same sta
 What it decides:
 
 1. servers get an index for the life of the cluster; an identity that registers again gets the same one;
-2. when all expected servers are there, the shards are placed, by `shoal.fleet.placer`. Servers that come later
-   get shards of the others. One that ends, or is not heard of for a lease, is given up where others hold copies;
-   what it says afterwards is not heard;
+2. when all expected servers are there, the shards are placed, by `shoal.fleet.placer`. Servers that come
+   later get shards of the others. One that ends, or is not heard of for a lease, is given up where others
+   hold copies; what it says afterwards is not heard;
 3. clients get an id and an incarnation: a known name the same id and the next incarnation, no name a
    fresh id. Before the placement exists they wait, up to their own deadline;
 4. tables and tensors, by `shoal.store.catalogue`;
@@ -116,16 +116,12 @@ class Coordinator:
         """Take over one decision of an earlier life."""
         if isinstance(decision, ClusterFormed):
             here = self._options
-            if (decision.shards, decision.servers, decision.replicas) != (
-                here.shards,
-                here.servers,
-                here.replicas,
-            ):
-                raise BadInput(
-                    f"the journal is of a cluster with {decision.shards} shards, {decision.servers} servers and "
-                    f"{decision.replicas} replicas; this coordinator was started for {here.shards} shards, "
-                    f"{here.servers} servers and {here.replicas} replicas"
+            sizes = ("shards", "servers", "replicas")
+            if any(getattr(decision, size) != getattr(here, size) for size in sizes):
+                was, is_ = (
+                    ", ".join(f"{getattr(one, size)} {size}" for size in sizes) for one in (decision, here)
                 )
+                raise BadInput(f"the journal is of a cluster with {was}; this coordinator is for {is_}")
         self._apply(decision)
 
     def handle(self, peer: int, request: m.Request, now: float) -> Outcome:
@@ -275,14 +271,14 @@ class Coordinator:
 
     @_handle.register
     def _remove_server(self, request: m.RemoveServer, peer: int, now: float, outcome: Outcome) -> None:
-        up = self._up()
+        up = self._servers.keys() - self._gone.keys()
         if request.index not in up:
             raise BadInput(f"server {request.index} is not one of those that are up, {sorted(up)}")
         stay = len(up - self._leaving - {request.index})
         if stay < self._options.replicas + 1:
             raise BadInput(
-                f"without server {request.index} there are {stay} servers, and {self._options.replicas + 1} are "
-                f"needed for {self._options.replicas} replicas; add one first"
+                f"without server {request.index} there are {stay} servers, and "
+                f"{self._options.replicas + 1} are needed for {self._options.replicas} replicas; add one first"
             )
         self._leaving.add(request.index)
         outcome.replies.append((peer, m.Done()))
@@ -392,8 +388,7 @@ class Coordinator:
         """Give a server up. Where it alone has a shard, it is kept: perhaps it only sleeps."""
         if index in self._gone or self._placer.placed is None:
             return
-        alone = any(chain == (index,) for chain in self._placer.placed.chains)
-        if alone:
+        if any(chain == (index,) for chain in self._placer.placed.chains):
             return
         self._decide(outcome, ServerGone(index=index, why=why))
         placed = self._placer.gone(index)
@@ -403,10 +398,12 @@ class Coordinator:
 
     def _changed(self, outcome: Outcome) -> None:
         """Plan what is to be done by the state of now, and tell everybody who watches."""
-        self._placer.plan(self._up(), self._leaving)
+        self._placer.plan(self._servers.keys() - self._gone.keys(), self._leaving)
         for index in sorted(self._leaving - self._placer.members()):
             if not any(fill.target == index for fill in self._placer.fills.values()):
-                self._decide(outcome, ServerGone(index=index, why="it was removed, and its shards have moved"))
+                why = "it was removed, and its shards have moved"
+                self._decide(outcome, ServerGone(index=index, why=why))
+                self._decide(outcome, self._placer.joined())
         placed = self._placer.placed
         assert placed is not None
         news = [w for w in self._watching if w.after < placed.version or self._orders(w.server)]
@@ -428,9 +425,6 @@ class Coordinator:
                 placement=self._placement_info() if newer else None, fills=self._orders(one.server)
             )
             outcome.replies.append((one.peer, news))
-
-    def _up(self) -> set[int]:
-        return self._servers.keys() - self._gone.keys()
 
     def _placement_info(self) -> m.PlacementInfo:
         placed = self._placer.placed
@@ -460,7 +454,7 @@ class Coordinator:
         free = self._missing()
         if request.index is None:
             return free[0] if free else max(self._servers) + 1
-        if request.index is not None and request.index in free:
+        if request.index in free:
             return request.index
         if request.index in self._servers:
             other = self._servers[request.index]

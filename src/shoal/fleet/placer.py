@@ -1,9 +1,9 @@
 """Where every shard is, and how it comes to be elsewhere: pure decisions, without sockets or time.
 
-A shard lies on a chain of servers: pushes go to the first, each sends on what it has applied, and what the
-last has is acknowledged. There is one way to change a chain besides dropping a member: a server is *filled* by
-the last of the chain, while training goes on, and then becomes the last itself. With it dead servers are
-replaced, shards move to new servers, and servers are emptied before they leave.
+A shard lies on a chain of servers: pushes go to the first, each sends on what it has applied, and what
+the last has is acknowledged. There is one way to change a chain besides dropping a member: a server is
+*filled* by the last of the chain, while training goes on, and then becomes the last itself. With it dead
+servers are replaced, shards move to new servers, and servers are emptied before they leave.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Placer:
         self.fills = {s: fill for s, fill in self.fills.items() if fill.term == placed.terms[s]}
 
     def joined(self) -> Placed:
-        """The same with another server to know of."""
+        """The same, with other servers to know of."""
         assert self.placed is not None
         return msgspec.structs.replace(self.placed, version=self.placed.version + 1)
 
@@ -123,7 +123,7 @@ class Placer:
     def _next_fill(self, up: frozenset[int], leaving: frozenset[int]) -> Fill | None:
         """The most urgent: a shard with too few copies, then one that must leave, then one that evens out."""
         assert self.placed is not None
-        load = Counter({server: 0 for server in up - leaving})
+        load = Counter(dict.fromkeys(up - leaving, 0))
         load.update(member for chain in self.placed.chains for member in chain if member in load)
         load.update(fill.target for fill in self.fills.values())
         load.subtract(fill.leaving for fill in self.fills.values() if fill.leaving in load)
@@ -131,8 +131,9 @@ class Placer:
             return None
         idle = [s for s in range(len(self.placed.chains)) if s not in self.fills]
         least = sorted(load, key=lambda server: (load[server], server))
-        shortest = min(idle, key=lambda s: len(self.placed.chains[s]), default=None)  # type: ignore[union-attr]
-        if shortest is not None and len(self.placed.chains[shortest]) < min(self._length, len(up)):
+        chains = self.placed.chains
+        shortest = min(idle, key=lambda s: len(chains[s]), default=None)
+        if shortest is not None and len(chains[shortest]) < min(self._length, len(up)):
             return self._fill(shortest, least, up)
         for shard in idle:
             for member in self.placed.chains[shard]:
@@ -145,7 +146,9 @@ class Placer:
                     return self._fill(shard, least[:1], up, most)
         return None
 
-    def _fill(self, shard: int, targets: list[int], up: frozenset[int], leaving: int | None = None) -> Fill | None:
+    def _fill(
+        self, shard: int, targets: list[int], up: frozenset[int], leaving: int | None = None
+    ) -> Fill | None:
         assert self.placed is not None
         chain = self.placed.chains[shard]
         fit = [server for server in targets if server not in chain]
