@@ -77,6 +77,7 @@ def run(
     ],
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
+    replicas: Annotated[int, typer.Option(help="Further servers that hold a copy of each row.")] = 0,
     sync: Annotated[str, typer.Option(help="How workers synchronise: bsp, ssp:3, asp, ...")] = "bsp",
     batch: Annotated[str, typer.Option(help="split: a batch is cut over the workers; or each.")] = "split",
     seed: Annotated[int, typer.Option(help="Of initial values and the order of data.")] = 0,
@@ -115,6 +116,7 @@ def run(
         command=tuple(command),
         workers=workers,
         servers=servers,
+        replicas=replicas,
         sync=sync,
         batch=batch,
         seed=seed,
@@ -193,10 +195,12 @@ def up(
         typer.Option(help="File with the token; written if it does not exist.", show_default=False),
     ] = None,
     shards: Annotated[int, typer.Option(help="Logical parts of the store.")] = 64,
+    replicas: Annotated[int, typer.Option(help="Further servers that hold a copy of each row.")] = 0,
     threads: _Threads = 0,
 ) -> None:
     """Start a coordinator and servers on this machine; Ctrl-C stops them."""
-    serve.up(servers=servers, bind=bind, port=port, token_file=token_file, shards=shards, threads=threads)
+    sizes = {"servers": servers, "shards": shards, "replicas": replicas, "threads": threads}
+    serve.up(bind=bind, port=port, token_file=token_file, **sizes)
 
 
 @app.command()

@@ -78,6 +78,9 @@ def collect(record: JobRecord, timeout_s: float) -> dict[str, Any]:
         "counters": board.counters(),
         "data": None if board.data is None else msgspec.to_builtins(board.data),
         "tables": cluster.get("tables", []),
+        "replicas": cluster.get("replicas", 0),
+        "degraded": cluster.get("degraded", 0),
+        "filling": cluster.get("filling", 0),
         "events": [msgspec.to_builtins(event) for event in record.events],
         "problem": problem,
     }

@@ -19,8 +19,8 @@ __all__ = ["server", "up"]
 _LOOK_EVERY_S = 1.0
 
 
-def up(*, servers: int, bind: str, port: int, token_file: Path | None, shards: int, threads: int) -> None:
-    """Start a cluster, say where it is, and wait for SIGINT or SIGTERM."""
+def up(*, bind: str, port: int, token_file: Path | None, **sizes: int) -> None:
+    """Start a cluster of these `sizes`, say where it is, and wait for SIGINT or SIGTERM."""
     console = Console(soft_wrap=True, highlight=False)
     stop = threading.Event()
 
@@ -30,7 +30,7 @@ def up(*, servers: int, bind: str, port: int, token_file: Path | None, shards: i
     token = _token(bind, token_file)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stopped)
-    with LocalCluster(servers, bind=bind, port=port, token=token, shards=shards, threads=threads) as cluster:
+    with LocalCluster(bind=bind, port=port, token=token, **sizes) as cluster:
         path = token_file or cluster.token_file
         console.print(f"address     {cluster.address}")
         console.print(f"token file  {path}")
@@ -40,7 +40,7 @@ def up(*, servers: int, bind: str, port: int, token_file: Path | None, shards: i
         console.print("            then shoal.connect() in Python, or `shoal status`")
         console.print("Ctrl-C stops all.")
         console.file.flush()
-        _watch(cluster, console, stop)
+        _watch(cluster, console, stop, copies=sizes["replicas"] > 0)
     console.print("stopped")
 
 
@@ -54,16 +54,20 @@ def _token(bind: str, token_file: Path | None) -> str | None:
     return token
 
 
-def _watch(cluster: LocalCluster, console: Console, stop: threading.Event) -> None:
+def _watch(cluster: LocalCluster, console: Console, stop: threading.Event, *, copies: bool) -> None:
     """Wait for the signal, and say once when a server has ended."""
     known = {server.index for server in cluster.servers}
     while not stop.wait(_LOOK_EVERY_S):
         for server in cluster.servers:
             if server.index in known and not server.alive:
                 known.discard(server.index)
+                then = (
+                    "; the copies of its rows go on. `shoal server --join ADDR` adds another"
+                    if copies
+                    else " and its rows are gone; Ctrl-C and start again"
+                )
                 console.print(
-                    f"[bold red]lost[/]        server {server.index} (pid {server.pid}) has ended "
-                    "and its rows are gone; Ctrl-C and start again"
+                    f"[bold red]lost[/]        server {server.index} (pid {server.pid}) has ended{then}"
                 )
                 console.file.flush()
 

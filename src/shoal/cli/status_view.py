@@ -74,6 +74,9 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
         "address": str(address),
         "state": _state(status),
         "shards": status.shards,
+        "replicas": status.replicas,
+        "degraded": status.degraded,  # shards with fewer copies than that
+        "filling": status.filling,
         "clients_granted": status.clients,
         "processes": processes,
         "tables": [_describe(entry, rows.get(entry.name)) for entry in entries],
@@ -84,7 +87,8 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
 def _state(status: StatusInfo) -> str:
     if status.waiting_for:
         return "starting"
-    return "up" if all(server.state == "up" for server in status.servers) else "degraded"
+    there = all(server.state in ("up", "leaving", "evicted") for server in status.servers)
+    return "up" if there and status.degraded == 0 else "degraded"
 
 
 def _describe(entry: TableEntry, rows: int | None) -> dict[str, Any]:

@@ -266,6 +266,10 @@ class Coordinator:
     def _evict_server(self, request: m.EvictServer, peer: int, now: float, outcome: Outcome) -> None:
         if request.index not in self._servers:
             raise BadInput(f"server {request.index} is not one of {sorted(self._servers)}")
+        placed = self._placer.placed
+        only = 0 if placed is None else placed.chains.count((request.index,))
+        if only:
+            raise Unavailable(f"server {request.index} has the only copy of {only} shards")
         self._evict(request.index, request.why, outcome)
         outcome.replies.append((peer, m.Done()))
 
@@ -277,8 +281,8 @@ class Coordinator:
         stay = len(up - self._leaving - {request.index})
         if stay < self._options.replicas + 1:
             raise BadInput(
-                f"without server {request.index} there are {stay} servers, and "
-                f"{self._options.replicas + 1} are needed for {self._options.replicas} replicas; add one first"
+                f"without server {request.index} there are {stay} servers, and {self._options.replicas + 1} "
+                f"are needed for {self._options.replicas} replicas; add one first"
             )
         self._leaving.add(request.index)
         outcome.replies.append((peer, m.Done()))

@@ -28,6 +28,8 @@ class JobOptions:
     command: tuple[str, ...]
     workers: int = 2
     servers: int = 1
+    # Further servers that hold a copy of each row.
+    replicas: int = 0
     # A word of `shoal.sync.words`: how the workers synchronise.
     sync: str = "bsp"
     # split: the loader's batch is cut over the workers; each: every worker takes whole ones.
@@ -56,7 +58,7 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         check_count("workers", self.workers, 1, WORKERS_MAX)
-        CoordinatorOptions(servers=self.servers)
+        CoordinatorOptions(servers=self.servers, replicas=self.replicas)
         check_word(self.sync)
         check_batch(self.batch)
         check_count("seed", self.seed, 0, SEED_MAX)

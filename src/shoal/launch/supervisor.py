@@ -27,7 +27,7 @@ from typing import TextIO
 import msgspec
 
 from shoal.checkpoint.client import check_writable
-from shoal.errors import BadInput, ShoalError
+from shoal.errors import BadInput, ShoalError, Unavailable
 from shoal.fleet.local import LocalCluster
 from shoal.launch import guardian
 from shoal.launch.board import Board
@@ -133,7 +133,9 @@ class _Job:
         signals.raising = True
         if signals.first is not None:
             raise Stopped
-        self._cluster = stack.enter_context(LocalCluster(options.servers, directory=record.path / "cluster"))
+        self._cluster = stack.enter_context(
+            LocalCluster(options.servers, replicas=options.replicas, directory=record.path / "cluster")
+        )
         self._restored = None if options.checkpoint is None else go_on(self._cluster, options.checkpoint)
         signals.raising = False
         self._guardian = stack.enter_context(GuardianProcess())
@@ -171,6 +173,8 @@ class _Job:
     def _what(self) -> str:
         options = self._options
         servers = "1 server" if options.servers == 1 else f"{options.servers} servers"
+        if options.replicas:
+            servers += f" with {options.replicas} {'replica' if options.replicas == 1 else 'replicas'}"
         workers = "1 worker" if options.workers == 1 else f"{options.workers} workers"
         return f"{workers}, {servers}, sync {options.sync}"
 
@@ -231,8 +235,30 @@ class _Job:
 
     def _watch_cluster(self) -> None:
         for server in self._cluster.servers:
-            self._watch_process(server.pid, partial(self._verdict.server_lost, server.index, server.pid))
+            self._watch_process(server.pid, partial(self._server_ended, server.index, server.pid))
         self._watch_process(self._cluster.pid, self._coordinator_lost)
+
+    def _server_ended(self, index: int, pid: int) -> None:
+        """Its copies go on in its place, and another server takes new ones, as often as the job allows."""
+        if self._verdict.ending is not None:
+            return
+        try:
+            if self._options.replicas == 0:
+                raise Unavailable(f"server {index} has the only copy of its rows")
+            self._cluster.evict_server(index, f"its process, pid {pid}, has ended")
+            text = f"server {index} (pid {pid}) has ended; the copies of its rows go on"
+            if self._verdict.server_replaced():
+                new = self._cluster.add_server()
+                self._watch_process(new.pid, partial(self._server_ended, new.index, new.pid))
+                text += f", and server {new.index} takes its place"
+        except ShoalError as error:
+            self._screen.note(str(error), "red")
+            self._verdict.server_lost(index, pid)
+            return
+        self._event(text)
+        servers = tuple(ServerRecord(index=s.index, pid=s.pid, address=s.address) for s in self._cluster.servers)
+        self._record = msgspec.structs.replace(self._record, servers=servers)
+        self._write_record()
 
     def _watch_process(self, pid: int, then: Callable[[], None]) -> None:
         descriptor = os.pidfd_open(pid)

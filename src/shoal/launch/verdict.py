@@ -88,6 +88,12 @@ class Verdict:
         """A server ended; there is no copy of its rows."""
         self._end(CODE_ERROR, f"server {index} (pid {pid}) has ended, and its rows are gone")
 
+    def server_replaced(self) -> bool:
+        """Whether another server is started for one that ended, as is done for workers."""
+        again = self.may_restart
+        self.restarts += again
+        return again
+
     def timed_out(self, seconds: float) -> None:
         """The job did not end within its --timeout."""
         self._end(CODE_TIMEOUT, f"stopped: not done within --timeout {seconds:g} s")
