@@ -198,7 +198,10 @@ Session::Outcome Session::image(const FrameView& frame, ReplySink& sink) {
     return answer(frame, taken ? Status{} : Status{Code::refused, "this is no image of the sync shard"},
                   sink);
   }
-  if (part.table == 0) return answer(frame, shard.restore(frame.body), sink);
+  if (part.table == 0) {
+    shard.clear();
+    return answer(frame, shard.restore(frame.body), sink);
+  }
   const size_t count = part.count;
   const size_t heads = count * (sizeof(int64_t) + sizeof(RowMeta));
   const size_t floats = part.values_words;

@@ -6,8 +6,6 @@
 #include <cassert>
 #include <cmath>
 
-#include "base/mutants.h"
-
 namespace shoal {
 namespace {
 
@@ -60,7 +58,7 @@ uint64_t Shard::place(const ChainPlace& place) {
 Ack Shard::begin(uint32_t term, uint64_t entry) {
   Ack ack{.status = {}, .term = place_.term, .version = version_, .entry = entries_};
   const bool known = entry == 0 ? place_.head && term == place_.term : term >= place_.term;
-  if (!known && !SHOAL_MUTANT(accept_old_term)) {
+  if (!known) {
     ack.status = {Code::moved, "shard " + std::to_string(number_) + " is at term " +
                                    std::to_string(place_.term) + (place_.head ? "" : ", headed by another") +
                                    "; the request names term " + std::to_string(term)};
@@ -415,14 +413,6 @@ Status Shard::restore(std::span<const std::byte> head) {
   std::array<uint64_t, 6> numbers{};
   if (!unpack(head, numbers) || !dedupe_.decode(head) || !staging_.decode(head) || !head.empty())
     return {Code::refused, "this is not the head of a shard's image"};
-  for (auto& [id, entry] : tables_) {
-    const auto spec = std::visit([](const auto& rows) { return rows.shared_spec(); }, entry.rows);
-    if (spec->dense)
-      entry.rows.emplace<DensePieces>(spec);
-    else
-      entry.rows.emplace<TableRows>(spec);
-  }
-  imaged_.clear();
   entries_ = numbers[0];
   version_ = numbers[1];
   committed_ = numbers[2];

@@ -112,8 +112,8 @@ class Shard {
   // The next page, of about so many bytes; an empty one when all was read.
   Result<ImagePage> read_image(size_t bytes_max);
   void end_image();
-  // Becomes what the image was of, all tables being declared: `begin_image`'s bytes, then every page.
-  // What was here is gone.
+  // Becomes what the image was of, all tables being declared and `clear` called: `begin_image`'s bytes and
+  // every page.
   Status restore(std::span<const std::byte> head);
   Status restore(const ImagePage& page);
   // Forgets all rows, for the pages of an image that is taken over without its head.

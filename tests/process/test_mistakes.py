@@ -68,7 +68,7 @@ def test_a_worker_that_stands_still_is_named_as_the_one_waited_for(jobs: Jobs, s
     def said(rank: int) -> Progress:
         return read_progress(progress_path(jobs.path("."), rank)) or Progress(rank=rank)
 
-    with jobs.started("--sync", "asp:staleness", script) as job:
+    with jobs.started("--sync", "asp:staleness", "--max-restarts", "0", script) as job:
         wait_until(lambda: all(said(rank).clock > 8 for rank in (0, 1)))
         os.kill(said(1).pid, signal.SIGSTOP)
         wait_until(lambda: said(0).waiting_for == (1,))

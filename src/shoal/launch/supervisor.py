@@ -256,7 +256,9 @@ class _Job:
             self._verdict.server_lost(index, pid)
             return
         self._event(text)
-        servers = tuple(ServerRecord(index=s.index, pid=s.pid, address=s.address) for s in self._cluster.servers)
+        servers = tuple(
+            ServerRecord(index=s.index, pid=s.pid, address=s.address) for s in self._cluster.servers
+        )
         self._record = msgspec.structs.replace(self._record, servers=servers)
         self._write_record()
 

@@ -173,9 +173,10 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
     except BaseException:
         control.close()
         raise
-    watch = PlacementWatch(address, token, core, grant.placement.version)
+    session = Session(core, str(address), options, name)
+    watch = PlacementWatch(address, token, session, grant.placement.version)
     directory: Directory = RemoteDirectory(control, watch)
-    return Client(Session(core, str(address), options, name), directory)
+    return Client(session, directory)
 
 
 def _connect_core(address: Address, grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
+from typing import TYPE_CHECKING
 
 from shoal import _core
 from shoal.errors import Refused, ShoalError
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import PlacementInfo, PlacementNews, WatchPlacement
+
+if TYPE_CHECKING:
+    from shoal.store.client import Session
 
 __all__ = ["PlacementWatch", "core_placement"]
 
@@ -34,11 +39,15 @@ def core_placement(placement: PlacementInfo) -> _core.Placement:
 
 
 class PlacementWatch:
-    """Until `close`. While the coordinator is away everybody goes on with the placement that they have."""
+    """Until `close`, or until nobody has the session any more.
 
-    def __init__(self, address: Address, token: str, core: _core.Client, version: int) -> None:
+    While the coordinator is away everybody goes on with the placement that they have.
+    """
+
+    def __init__(self, address: Address, token: str, session: Session, version: int) -> None:
         self._control = ControlClient(address, token)
-        self._core = core
+        self._session = weakref.ref(session)
+        weakref.finalize(session, self._control.close)
         self._version = version
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal-placement", daemon=True)
@@ -51,7 +60,7 @@ class PlacementWatch:
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        while not self._closed.is_set():
+        while not self._closed.is_set() and self._session() is not None:
             try:
                 request = WatchPlacement(after=self._version, wait_s=_WAIT_S)
                 news = self._control.ask(request, PlacementNews, _WAIT_S + _GRACE_S)
@@ -64,7 +73,11 @@ class PlacementWatch:
                 continue
             if news.placement is not None:
                 self._version = news.placement.version
+                session = self._session()
+                if session is None:
+                    return
                 try:
-                    self._core.set_placement(core_placement(news.placement))
+                    session.core.set_placement(core_placement(news.placement))
                 except _core.CoreError:  # closed meanwhile
                     return
+                del session  # or it would live while this thread waits for the next
