@@ -199,8 +199,15 @@ def up(
     threads: _Threads = 0,
 ) -> None:
     """Start a coordinator and servers on this machine; Ctrl-C stops them."""
-    sizes = {"servers": servers, "shards": shards, "replicas": replicas, "threads": threads}
-    serve.up(bind=bind, port=port, token_file=token_file, **sizes)
+    serve.up(
+        servers=servers,
+        bind=bind,
+        port=port,
+        token_file=token_file,
+        shards=shards,
+        replicas=replicas,
+        threads=threads,
+    )
 
 
 @app.command()

@@ -19,8 +19,10 @@ __all__ = ["server", "up"]
 _LOOK_EVERY_S = 1.0
 
 
-def up(*, bind: str, port: int, token_file: Path | None, **sizes: int) -> None:
-    """Start a cluster of these `sizes`, say where it is, and wait for SIGINT or SIGTERM."""
+def up(
+    *, bind: str, port: int, token_file: Path | None, servers: int, shards: int, replicas: int, threads: int
+) -> None:
+    """Start a cluster, say where it is, and wait for SIGINT or SIGTERM."""
     console = Console(soft_wrap=True, highlight=False)
     stop = threading.Event()
 
@@ -30,7 +32,9 @@ def up(*, bind: str, port: int, token_file: Path | None, **sizes: int) -> None:
     token = _token(bind, token_file)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stopped)
-    with LocalCluster(bind=bind, port=port, token=token, **sizes) as cluster:
+    with LocalCluster(
+        servers, replicas=replicas, bind=bind, port=port, token=token, shards=shards, threads=threads
+    ) as cluster:
         path = token_file or cluster.token_file
         console.print(f"address     {cluster.address}")
         console.print(f"token file  {path}")
@@ -40,7 +44,7 @@ def up(*, bind: str, port: int, token_file: Path | None, **sizes: int) -> None:
         console.print("            then shoal.connect() in Python, or `shoal status`")
         console.print("Ctrl-C stops all.")
         console.file.flush()
-        _watch(cluster, console, stop, copies=sizes["replicas"] > 0)
+        _watch(cluster, console, stop, copies=replicas > 0)
     console.print("stopped")
 
 

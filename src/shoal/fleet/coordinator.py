@@ -36,6 +36,7 @@ from shoal.fleet.decisions import (
 from shoal.fleet.leases import LEASE_S, Leases
 from shoal.fleet.placer import Placer
 from shoal.fleet.pulse import Beat, BeatKind
+from shoal.fleet.waiting import Waiting, Watching
 from shoal.store import messages as m
 from shoal.store.catalogue import Catalogue
 
@@ -55,22 +56,6 @@ class Outcome:
     replies: Replies = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    peer: int
-    name: str | None
-    since: float
-    until: float
-
-
-@dataclass(frozen=True)
-class _Watching:
-    peer: int
-    server: int | None
-    after: int
-    until: float
-
-
 class Coordinator:
     """The state of one cluster."""
 
@@ -86,11 +71,11 @@ class Coordinator:
         self._leaving: set[int] = set()
         self._placer = Placer(options.replicas)
         self._heard: dict[int, float] = {}  # when each server was last heard of; those with a copy elsewhere
-        self._watching: list[_Watching] = []
+        self._watching: list[Watching] = []
         self._clients: dict[str, ClientGranted] = {}
         self._client_ids_from = self._client_id_max = client_ids_from
         self._catalogue = Catalogue()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self.leases = Leases(now)
         self._cuts = Cuts(options.shards, self.leases)
 
@@ -188,7 +173,8 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if ever."""
-        deadlines = [waiting.until for waiting in (*self._waiting, *self._watching)]
+        deadlines = [waiting.until for waiting in self._waiting]
+        deadlines += [watching.until for watching in self._watching]
         deadlines += [heard + self._options.lease_s for heard in self._heard.values()]
         if self._cuts.deadline is not None:
             deadlines.append(self._cuts.deadline)
@@ -244,7 +230,7 @@ class Coordinator:
             if self._options.replicas > 0:
                 self._heard[request.server] = now
         until = now + min(max(0.0, request.wait_s), 3600.0)
-        watching = _Watching(peer=peer, server=request.server, after=request.after, until=until)
+        watching = Watching(peer=peer, server=request.server, after=request.after, until=until)
         self._watching.append(watching)
         placed = self._placer.placed
         if placed is not None and (placed.version > request.after or self._orders(request.server)):
@@ -299,7 +285,7 @@ class Coordinator:
             outcome.replies.append((peer, self._grant(name, outcome)))
             return
         until = now + max(0.0, request.wait_s)
-        self._waiting.append(_Waiting(peer=peer, name=name, since=now, until=until))
+        self._waiting.append(Waiting(peer=peer, name=name, since=now, until=until))
 
     @_handle.register
     def _open_table(self, request: m.OpenTable, peer: int, now: float, outcome: Outcome) -> None:
@@ -420,7 +406,7 @@ class Coordinator:
             if fill.source == server
         )
 
-    def _tell_watchers(self, outcome: Outcome, watching: list[_Watching]) -> None:
+    def _tell_watchers(self, outcome: Outcome, watching: list[Watching]) -> None:
         placed = self._placer.placed
         for one in watching:
             self._watching.remove(one)

@@ -161,7 +161,7 @@ class LocalCluster:
         return self.servers[index]
 
     def evict_server(self, index: int, why: str) -> None:
-        """Go on without that server at once, rather than when it is missed; Unavailable: it alone has rows."""
+        """Go on without that server at once, not when it is missed; Unavailable: it alone has rows."""
         with closing(ControlClient(self._local, self.token)) as control:
             control.ask(EvictServer(index=index, why=why), Done, _START_S)
 

@@ -126,7 +126,8 @@ class Placer:
         load = Counter(dict.fromkeys(up - leaving, 0))
         load.update(member for chain in self.placed.chains for member in chain if member in load)
         load.update(fill.target for fill in self.fills.values())
-        load.subtract(fill.leaving for fill in self.fills.values() if fill.leaving in load)
+        leave = (fill.leaving for fill in self.fills.values())
+        load.subtract(server for server in leave if server is not None and server in load)
         if not load:
             return None
         idle = [s for s in range(len(self.placed.chains)) if s not in self.fills]

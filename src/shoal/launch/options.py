@@ -90,6 +90,15 @@ class JobOptions:
         return self.max_restarts if elastic(self.sync) else 0
 
     @property
+    def summary(self) -> str:
+        """How many of what, and the word."""
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        servers = "1 server" if self.servers == 1 else f"{self.servers} servers"
+        if self.replicas:
+            servers += f" with {self.replicas} {'replica' if self.replicas == 1 else 'replicas'}"
+        return f"{workers}, {servers}, sync {self.sync}"
+
+    @property
     def module(self) -> bool:
         """Whether the command is a module rather than a file."""
         return self.command[0] == "-m"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import selectors
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -27,20 +26,21 @@ from typing import TextIO
 import msgspec
 
 from shoal.checkpoint.client import check_writable
-from shoal.errors import BadInput, ShoalError, Unavailable
+from shoal.errors import BadInput, ShoalError
 from shoal.fleet.local import LocalCluster
 from shoal.launch import guardian
 from shoal.launch.board import Board
 from shoal.launch.guardian_process import GuardianProcess
 from shoal.launch.health import POLICIES, HealthWatch, Trouble, parse_policies
+from shoal.launch.lost_server import replace_server, server_records
 from shoal.launch.options import JobOptions
-from shoal.launch.records import JobRecord, ServerRecord, WorkerRecord, find_job, make_job_directory
+from shoal.launch.records import JobRecord, WorkerRecord, find_job, make_job_directory
 from shoal.launch.saver import Saver, go_on
 from shoal.launch.screen import LogFile, Screen
 from shoal.launch.signals import Signals, Stopped
 from shoal.launch.verdict import Verdict
 from shoal.launch.worker import Pipe, Worker, exit_code
-from shoal.launch.worker_environment import JobAddress, worker_environment
+from shoal.launch.worker_environment import JobAddress, free_port, worker_environment
 from shoal.store.rounds import Rounds
 from shoal.sync.words import parse
 from shoal.train.environment import client_name
@@ -163,22 +163,14 @@ class _Job:
         if self._restored is not None:
             self._screen.note(f"going on from checkpoint {self._restored} of {self._options.checkpoint}")
         self._start_workers()
-        self._screen.note(f"job {self._record.name}: {self._what()}; logs in {self._record.path / 'logs'}")
+        self._screen.note(
+            f"job {self._record.name}: {self._options.summary}; logs in {self._record.path / 'logs'}"
+        )
         while self._workers:
             for key, _ in self._selector.select(_ENDING_TICK_S if self._ended_at else _TICK_S):
                 key.data()
             self._tick(time.monotonic())
         return self._finish()
-
-    def _what(self) -> str:
-        options = self._options
-        servers = "1 server" if options.servers == 1 else f"{options.servers} servers"
-        if options.replicas:
-            servers += f" with {options.replicas} {'replica' if options.replicas == 1 else 'replicas'}"
-        workers = "1 worker" if options.workers == 1 else f"{options.workers} workers"
-        return f"{workers}, {servers}, sync {options.sync}"
-
-    # Starting.
 
     def _begin_record(self, record: JobRecord) -> JobRecord:
         cluster = self._cluster
@@ -190,7 +182,7 @@ class _Job:
             address=cluster.address,
             token_file=str(cluster.token_file),
             coordinator=cluster.pid,
-            servers=tuple(ServerRecord(index=s.index, pid=s.pid, address=s.address) for s in cluster.servers),
+            servers=server_records(cluster),
         )
 
     def _start_workers(self) -> None:
@@ -198,7 +190,7 @@ class _Job:
             address=self._cluster.address,
             token_file=self._cluster.token_file,
             directory=self._record.path,
-            master_port=_free_port(),
+            master_port=free_port(),
         )
         for rank in range(self._options.workers):
             self._start_worker(rank)
@@ -239,27 +231,18 @@ class _Job:
         self._watch_process(self._cluster.pid, self._coordinator_lost)
 
     def _server_ended(self, index: int, pid: int) -> None:
-        """Its copies go on in its place, and another server takes new ones, as often as the job allows."""
         if self._verdict.ending is not None:
             return
         try:
-            if self._options.replicas == 0:
-                raise Unavailable(f"server {index} has the only copy of its rows")
-            self._cluster.evict_server(index, f"its process, pid {pid}, has ended")
-            text = f"server {index} (pid {pid}) has ended; the copies of its rows go on"
-            if self._verdict.server_replaced():
-                new = self._cluster.add_server()
-                self._watch_process(new.pid, partial(self._server_ended, new.index, new.pid))
-                text += f", and server {new.index} takes its place"
+            text, new = replace_server(self._cluster, self._verdict, index, pid, self._options.replicas)
         except ShoalError as error:
             self._screen.note(str(error), "red")
             self._verdict.server_lost(index, pid)
             return
+        if new is not None:
+            self._watch_process(new.pid, partial(self._server_ended, new.index, new.pid))
         self._event(text)
-        servers = tuple(
-            ServerRecord(index=s.index, pid=s.pid, address=s.address) for s in self._cluster.servers
-        )
-        self._record = msgspec.structs.replace(self._record, servers=servers)
+        self._record = msgspec.structs.replace(self._record, servers=server_records(self._cluster))
         self._write_record()
 
     def _watch_process(self, pid: int, then: Callable[[], None]) -> None:
@@ -515,9 +498,3 @@ class _Job:
             self._screen.plain([f"error: {ending.sentence}"])
         _write_end(self._record, self._verdict)
         return self._verdict.code
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

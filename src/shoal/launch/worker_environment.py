@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from shoal.launch.options import JobOptions
 from shoal.train.straggler import parse_stragglers
 
-__all__ = ["JobAddress", "worker_environment"]
+__all__ = ["JobAddress", "free_port", "worker_environment"]
 
 # Of the supervisor's own environment: a token there would be taken before the file of this cluster.
 _DROPPED = frozenset({"SHOAL_TOKEN"})
@@ -53,3 +54,9 @@ def worker_environment(
     threads = {"OMP_NUM_THREADS": str(max(1, cores // options.workers))}
     kept = {name: value for name, value in base.items() if name not in _DROPPED}
     return {**threads, **kept, **said}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

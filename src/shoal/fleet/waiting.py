@@ -1,0 +1,27 @@
+"""Who waits for an answer of the coordinator, and until when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Waiting", "Watching"]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A client that wants to join a cluster whose servers are not all there."""
+
+    peer: int
+    name: str | None
+    since: float
+    until: float
+
+
+@dataclass(frozen=True)
+class Watching:
+    """A client or (with its index) a server that wants to know of a placement newer than `after`."""
+
+    peer: int
+    server: int | None
+    after: int
+    until: float
