@@ -27,7 +27,12 @@ def clocks(directory: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("sync", "workers"), [("bsp", 2), ("asp", 2), pytest.param("asp", 3, marks=pytest.mark.soak)]
+    ("sync", "workers"),
+    [
+        ("bsp", 2),
+        pytest.param("asp", 2, marks=pytest.mark.soak),
+        pytest.param("asp", 3, marks=pytest.mark.soak),
+    ],
 )
 def test_a_killed_job_goes_on_where_its_last_checkpoint_was(tmp_path: Path, sync: str, workers: int) -> None:
     jobs = Jobs(tmp_path)

@@ -97,7 +97,9 @@ def whole(cluster: shoal.LocalCluster, gone: int) -> bool:
     return evicted == gone and now.degraded == 0 and now.filling == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 20))]
+)
 def test_any_server_may_be_killed_and_nothing_acknowledged_is_lost(seed: int) -> None:
     rng = np.random.default_rng(seed)
     with shoal.LocalCluster(servers=4, replicas=1) as cluster, pushing(cluster) as pushers:
