@@ -70,6 +70,7 @@ void Session::send_on_push(const FrameView& frame, std::span<const PushPart> par
     for (size_t i = groups[g].first; i < groups[g].second; ++i) {
       Part part = frame.parts[i];
       part.keys_segment = part.values_segment = 0;
+      part.lr = parts[i].lr;
       append(*body, std::as_bytes(parts[i].keys), part.keys_at);
       append(*body, parts[i].values, part.values_at);
       if (!parts[i].pulled.empty()) append(*body, parts[i].pulled, part.pulled_at);

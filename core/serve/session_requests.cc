@@ -2,6 +2,7 @@
 // against the memory it claims to lie in before anything is done.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -141,7 +142,8 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
                      .term = part.term,
                      .mode = static_cast<PushMode>(part.mode),
                      .codec = static_cast<Codec>(part.codec),
-                     .lr = part.lr,
+                     // Settled here: a copy of the shard may learn of another rate at another time.
+                     .lr = std::isnan(part.lr) ? spec->optimizer.lr : part.lr,
                      .keys = numbers,
                      .values = *values,
                      .version_read = part.version,

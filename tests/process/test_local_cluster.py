@@ -201,6 +201,7 @@ def test_a_killed_server_keeps_its_index_and_is_named() -> None:
             cluster.connect(timeout=2)
 
 
+@pytest.mark.soak
 def test_ten_clusters_live_in_one_process() -> None:
     clusters = [shoal.LocalCluster() for _ in range(10)]
     try:

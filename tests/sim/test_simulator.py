@@ -7,7 +7,7 @@ from .plan import BURST_EVERY, make_plan
 from .rounds import run_round_seed
 from .simulator import LIVENESS_MS, Summary, run_seed
 
-SEEDS = 5000
+SEEDS = 3000
 
 
 def total(summaries: list[Summary], name: str) -> float:

@@ -296,3 +296,82 @@ def test_a_damaged_or_newer_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="damaged"):
         list(journal)
     journal.close()
+
+
+def replicated(now: float = 0.0) -> Coordinator:
+    options = CoordinatorOptions(servers=3, shards=8, replicas=1)
+    coordinator = Coordinator(options, pid=1, now=now)
+    for index in range(3):
+        coordinator.handle(index, register(f"server-{index}", port=4000 + index), now)
+    return coordinator
+
+
+def watch(coordinator: Coordinator, server: int, now: float, after: int = 1) -> Outcome:
+    request = m.WatchPlacement(after=after, wait_s=1.0, server=server, identity=f"server-{server}")
+    return coordinator.handle(100 + server, request, now)
+
+
+def evicted(coordinator: Coordinator) -> list[int]:
+    status = reply(coordinator.handle(9, m.GetStatus(), 0))
+    return [server.index for server in status.servers if server.state == "evicted"]
+
+
+def test_a_server_that_is_not_heard_of_for_a_lease_is_given_up() -> None:
+    coordinator = replicated()
+    for now in (1.0, 2.0):
+        for server in (0, 2):
+            watch(coordinator, server, now)
+        coordinator.tick(now)
+    assert evicted(coordinator) == []
+    outcome = coordinator.tick(2.6)
+    assert evicted(coordinator) == [1]
+    told = [message.placement for _, message in outcome.replies if isinstance(message, m.PlacementNews)]
+    assert any(placement and all(1 not in chain for chain in placement.chains) for placement in told)
+    assert "given up" in reply(watch(coordinator, 1, 3.0)).message
+
+
+def test_a_closed_connection_is_suspicion_and_one_that_registers_again_stays() -> None:
+    coordinator = replicated()
+    coordinator.closed(1, 1.0)
+    coordinator.handle(7, register("server-1", port=4001), 1.2)
+    for server in (0, 2):
+        watch(coordinator, server, 1.4)
+    coordinator.tick(1.6)
+    assert evicted(coordinator) == []
+    coordinator.closed(7, 2.0)
+    coordinator.tick(2.6)
+    assert evicted(coordinator) == [1]
+
+
+def test_leases_grow_by_what_the_coordinator_slept() -> None:
+    coordinator = replicated()
+    coordinator.late(10.0)
+    coordinator.tick(11.0)
+    assert evicted(coordinator) == []
+
+
+def test_a_server_that_died_while_the_coordinator_was_away_is_missed_after_it_is_back() -> None:
+    options = CoordinatorOptions(servers=3, shards=8, replicas=1)
+    first = Coordinator(options, pid=1)
+    decisions: list[Decision] = list(first.form().decisions)
+    for index in range(3):
+        decisions += first.handle(index, register(f"server-{index}", port=4000 + index), 0).decisions
+    second = Coordinator(options, pid=1, now=100.0)
+    for decision in decisions:
+        second.restore(decode(encode(decision)))
+    for server in (0, 2):
+        watch(second, server, 101.0)
+    second.tick(102.0)
+    assert evicted(second) == []
+    second.tick(102.6)
+    assert evicted(second) == [1]
+
+
+def test_a_server_with_the_only_copy_is_never_given_up() -> None:
+    coordinator = ready()
+    coordinator.closed(1, 0.0)
+    coordinator.tick(100.0)
+    assert evicted(coordinator) == []
+    outcome = coordinator.handle(9, m.EvictServer(index=1, why="it ended"), 100.0)
+    assert "server 1 has the only copy of 4 shards" in reply(outcome).message
+    assert outcome.decisions == []

@@ -76,6 +76,7 @@ class Coordinator:
         self._client_ids_from = self._client_id_max = client_ids_from
         self._catalogue = Catalogue()
         self._waiting: list[Waiting] = []
+        self._began = now
         self.leases = Leases(now)
         self._cuts = Cuts(options.shards, self.leases)
 
@@ -210,6 +211,8 @@ class Coordinator:
             if self._placer.placed is not None:
                 self._decide(outcome, self._placer.joined())
         self._peer_of_server[index] = peer
+        if self._options.replicas > 0:
+            self._heard[index] = now
         outcome.replies.append((peer, m.ServerAdmitted(index=index)))
         if self._placer.placed is None and not self._missing():
             self._decide(outcome, self._placer.first(self._options.shards, self._options.servers))
@@ -360,6 +363,8 @@ class Coordinator:
                 self._client_ids_from = self._client_id_max = decision.client_ids_from
             case ServerPlaced():
                 self._servers[decision.index] = decision
+                if self._options.replicas > 0:  # after a restart, too: one that died meanwhile is missed
+                    self._heard.setdefault(decision.index, self._began)
             case ServerGone():
                 self._gone[decision.index] = decision
                 self._leaving.discard(decision.index)

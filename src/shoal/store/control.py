@@ -94,6 +94,7 @@ class ControlClient:
         self.address = address
         self._token = token
         self._lock = threading.Lock()
+        self._swapping = threading.Lock()
         self._socket: socket.socket | None = None
         self._closed = False
 
@@ -141,7 +142,8 @@ class ControlClient:
 
     def drop(self) -> None:
         """Close the connection; the next request makes another."""
-        sock, self._socket = self._socket, None
+        with self._swapping:
+            sock, self._socket = self._socket, None
         if sock is not None:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
@@ -156,11 +158,7 @@ class ControlClient:
         pause_s = _RETRY_FIRST_S
         while True:
             try:
-                sock = self._socket  # another thread may close it at any time
-                if sock is None:
-                    sock = self._socket = self._connect(end)
-                if self._closed:
-                    raise EOFError("this connection was closed here")
+                sock = self._socket or self._keep(self._connect(end))  # may be closed by another thread
                 _send(sock, request, end)
                 return _receive(sock, end)
             except TimeoutError:
@@ -176,6 +174,14 @@ class ControlClient:
                 raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_MAX_S)
+
+    def _keep(self, sock: socket.socket) -> socket.socket:
+        with self._swapping:
+            if not self._closed:
+                self._socket = sock
+                return sock
+        sock.close()
+        raise EOFError("this connection was closed here")
 
     def _connect(self, end: float) -> socket.socket:
         address = (self.address.host, self.address.port)
