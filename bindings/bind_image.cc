@@ -31,9 +31,9 @@ std::span<const std::byte> view(const nb::bytes& bytes) {
 }
 
 // (table, keys, metas, rows), or None at the end.
-nb::object read_image(const LocalStore& self, uint32_t number, size_t bytes_max) {
+nb::object read_image(const LocalStore& self, uint32_t number, uint64_t id, size_t bytes_max) {
   Shard& shard = shard_of(self, number);
-  auto page = std::make_shared<ImagePage>(take(without_gil([&] { return shard.read_image(bytes_max); })));
+  auto page = std::make_shared<ImagePage>(take(without_gil([&] { return shard.read_image(id, bytes_max); })));
   const size_t count = page->keys.size();
   if (count == 0) return nb::none();
   const nb::capsule keep = capsule_of(page);
@@ -71,10 +71,12 @@ void bind_image(nb::module_& m, nb::class_<PyClient>& client, nb::class_<PyServe
       .def_prop_ro("shards", [](const LocalStore& self) { return self.store->shards(); })
       .def("begin_image",
            [](const LocalStore& self, uint32_t shard) {
-             return to_python(without_gil([&] { return shard_of(self, shard).begin_image(); }));
+             const auto head = without_gil([&] { return shard_of(self, shard).begin_image(); });
+             return nb::make_tuple(head.id, to_python(head.bytes));
            })
-      .def("read_image", &read_image, "shard"_a, "bytes_max"_a)
-      .def("end_image", [](const LocalStore& self, uint32_t shard) { shard_of(self, shard).end_image(); })
+      .def("read_image", &read_image, "shard"_a, "image"_a, "bytes_max"_a)
+      .def("end_image",
+           [](const LocalStore& self, uint32_t shard, uint64_t id) { shard_of(self, shard).end_image(id); })
       .def("restore_head",
            [](const LocalStore& self, uint32_t shard, const nb::bytes& head) {
              check(without_gil([&] { return shard_of(self, shard).restore(view(head)); }));

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "base/log.h"
+
 namespace shoal {
 namespace {
-
-constexpr size_t kImageBytesOpen = size_t{16} << 20;
 
 // Calls `f` for every run of parts that are one entry of one shard.
 template <typename F>
@@ -29,11 +29,15 @@ void Chain::introduce(uint32_t server, uint32_t incarnation, size_t servers) {
 }
 
 // Under mutex_.
-void Chain::post(uint32_t target, const Header& header, std::vector<Part> parts, const Bytes& body,
-                 Done done) {
+std::shared_ptr<Chain::Sent> Chain::post(uint32_t target, const Header& header, std::vector<Part> parts,
+                                         const Bytes& body, const FillPtr& fill) {
   auto sent = std::make_shared<Sent>();
   sent->bytes = body;
-  sent->done = std::move(done);
+  sent->fill = fill;
+  if (fill != nullptr) {
+    ++fill->open;
+    fill->bytes += body->size();
+  }
   for (const Part& part : parts)
     if (sent->marks.empty() || sent->marks.back().first != part.shard)
       sent->marks.emplace_back(part.shard, log_entry(part));
@@ -47,6 +51,7 @@ void Chain::post(uint32_t target, const Header& header, std::vector<Part> parts,
   machine_->begin(*sent, false);
   machine_->add(std::move(request));
   machine_->seal(*sent);
+  return sent;
 }
 
 // Under mutex_.
@@ -66,7 +71,8 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
     PerShard& here = shards_[shard];
     if (place.term < here.place.term) return;
     const bool same = here.place.next == place.next && here.place.term == place.term;
-    if (here.place.next != place.next) here.paused = false;
+    here.paused = false;
+    here.fill = nullptr;
     here.place = place;
     here.awaited = place.next != kNobody && !weak_;
     if (place.next == kNobody) here.unheld.clear();
@@ -134,7 +140,7 @@ void Chain::hold(uint16_t shard, uint64_t entry, std::vector<std::shared_ptr<Wai
     if (--it->second->marks == 0) ready.push_back(std::move(it->second));
 }
 
-void Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term) {
+Chain::FillPtr Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term) {
   const std::lock_guard lock(mutex_);
   PerShard& here = shards_[shard];
   here.place.term = term;
@@ -144,42 +150,59 @@ void Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term) {
   here.held = 0;
   here.unheld.clear();
   in_use_ = true;
+  auto fill = std::make_shared<Fill>();
+  fill->shard = shard;
+  fill->target = target;
+  fill->term = term;
+  return here.fill = fill;
 }
 
-void Chain::send_image(uint32_t target, const Header& header, std::vector<Part> parts, Bytes body) {
+// Under mutex_. Another fill, or a new placement, may have come between.
+bool Chain::is_current(const Fill& fill) { return shards_[fill.shard].fill.get() == &fill; }
+
+void Chain::send_image(const FillPtr& fill, const Header& header, std::vector<Part> parts, Bytes body) {
   {
     const std::lock_guard lock(mutex_);
-    post(target, header, std::move(parts), body);
+    post(fill->target, header, std::move(parts), body, fill);
   }
   wake_();
 }
 
-void Chain::image_sent(uint16_t shard, uint64_t entry, Done filled) {
+void Chain::image_sent(const FillPtr& fill, uint64_t entry) {
   {
     const std::lock_guard lock(mutex_);
-    PerShard& here = shards_[shard];
-    if (!here.paused) return;  // another placement has come between
+    PerShard& here = shards_[fill->shard];
+    if (!is_current(*fill)) return;
     here.paused = false;
     here.awaited = !weak_;
     // What the image holds need not be sent; `held` grows by answers alone.
     here.unheld.erase(here.unheld.begin(), here.unheld.upper_bound(entry));
-    send_unheld(shard);
+    send_unheld(fill->shard);
     Part end;
-    end.shard = shard;
+    end.shard = fill->shard;
     end.term = here.place.term;
     end.mode = 1;
-    set_log_entry(end, entry);  // the image holds the log up to here
+    // It is answered when the log is there up to the last entry that was acknowledged without it.
+    set_log_entry(end, here.unheld.empty() ? entry : here.unheld.rbegin()->first);
     Header header;
     header.kind = static_cast<uint16_t>(Kind::image);
-    // Frames are taken in order: who answers this one has all before it.
-    post(here.place.next, header, {end}, std::make_shared<const std::vector<std::byte>>(), std::move(filled));
+    post(fill->target, header, {end}, std::make_shared<const std::vector<std::byte>>(), fill)->ends_fill = true;
   }
   wake_();
 }
 
-bool Chain::has_room(uint32_t server, std::chrono::steady_clock::time_point deadline) {
+Status Chain::wait_for(const FillPtr& fill, size_t bytes, bool done,
+                       std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(mutex_);
-  return answered_.wait_until(lock, deadline, [&] { return machine_->bytes_open(server) < kImageBytesOpen; });
+  const auto over = [&] {
+    if (fill->failed.ok() && !is_current(*fill)) fill->failed = {Code::moved, "the shard was placed anew"};
+    if (!fill->failed.ok()) return true;
+    return done ? fill->done : bytes == 0 ? fill->open == 0 : fill->bytes <= bytes;
+  };
+  if (!answered_.wait_until(lock, deadline, over))
+    return {Code::timeout, "server " + std::to_string(fill->target) + " was not filled with shard " +
+                               std::to_string(fill->shard) + " in time"};
+  return fill->failed;
 }
 
 void Chain::restored(uint16_t shard) {
@@ -208,9 +231,14 @@ void Chain::lost(uint32_t server) {
   machine_->lost(server);
 }
 
+void Chain::gone(uint32_t server) {
+  const std::lock_guard lock(mutex_);
+  machine_->fail(server, {Code::moved, "gone"});
+  answered_.notify_all();
+}
+
 void Chain::on_reply(uint32_t server, const FrameView& frame) {
   std::vector<std::shared_ptr<Waiter>> ready;
-  Done filled;
   {
     const std::lock_guard lock(mutex_);
     const std::shared_ptr<Request> request = machine_->find(server, frame.header.request);
@@ -218,16 +246,28 @@ void Chain::on_reply(uint32_t server, const FrameView& frame) {
     // Where it refuses a shard, this server has not learnt the newest placement: what is kept is sent again
     // with that one.
     auto& sent = static_cast<Sent&>(*request->operation);
-    if (static_cast<Code>(frame.header.code) == Code::ok) {
-      for (const auto& [shard, entry] : sent.marks) hold(shard, entry, ready);
-      filled = std::move(sent.done);
+    const auto code = static_cast<Code>(frame.header.code);
+    const auto has = [&](uint16_t shard, uint64_t entry) {
+      if (shards_[shard].place.next == server) hold(shard, entry, ready);  // not one that was there before
+    };
+    if (code == Code::ok)
+      for (const auto& [shard, entry] : sent.marks) has(shard, entry);
+    for (const Part& part : frame.parts) has(part.shard, log_entry(part));
+    if (code != Code::ok && code != Code::moved) {
+      const std::string text(reinterpret_cast<const char*>(frame.body.data()), frame.body.size());
+      log_line("server", "server " + std::to_string(server) + " refuses a frame of kind " +
+                             std::to_string(request->header.kind) + ": " + text.substr(0, text.find('\0')));
     }
-    for (const Part& part : frame.parts) hold(part.shard, log_entry(part), ready);
+    if (Fill* fill = sent.fill.get(); fill != nullptr) {
+      --fill->open;
+      fill->bytes -= sent.bytes->size();
+      if (code != Code::ok && fill->failed.ok()) fill->failed = {code, "the server that is filled refuses it"};
+      fill->done = fill->done || (sent.ends_fill && code == Code::ok);
+    }
     machine_->answered(server, frame.header.request, {});
     answered_.notify_all();
   }
   for (const auto& waiter : ready) waiter->done(waiter->lost);
-  if (filled) filled({});
 }
 
 }  // namespace shoal

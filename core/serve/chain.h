@@ -55,11 +55,22 @@ class Chain {
   // A server that is being filled with a shard: its image goes there by `send_image`, page by page, and the
   // entries behind the image wait until `image_sent`. From then on replies wait for it, and as soon as it has
   // all that was acknowledged without it, it is as good as the last of the chain.
-  void begin_fill(uint16_t shard, uint32_t target, uint32_t term);
-  void send_image(uint32_t target, const Header& header, std::vector<Part> parts, Bytes body);
-  void image_sent(uint16_t shard, uint64_t entry, Done filled);
-  // Waits until little is on its way to the server; false: not by the deadline.
-  bool has_room(uint32_t server, std::chrono::steady_clock::time_point deadline);
+  struct Fill {
+    uint16_t shard = 0;
+    uint32_t target = 0;
+    uint32_t term = 0;
+    // Guarded by the chain's mutex:
+    size_t open = 0;  // frames without an answer
+    size_t bytes = 0;
+    bool done = false;
+    Status failed;  // the target refused a frame, or the placement changed
+  };
+  using FillPtr = std::shared_ptr<Fill>;
+  FillPtr begin_fill(uint16_t shard, uint32_t target, uint32_t term);
+  void send_image(const FillPtr& fill, const Header& header, std::vector<Part> parts, Bytes body);
+  void image_sent(const FillPtr& fill, uint64_t entry);
+  // Waits until at most `bytes` of it are on their way (0: until all was answered), or until it is done.
+  Status wait_for(const FillPtr& fill, size_t bytes, bool done, std::chrono::steady_clock::time_point deadline);
 
   // The shard is another one now, such as a checkpoint's: nothing of its log is held.
   void restored(uint16_t shard);
@@ -69,13 +80,15 @@ class Chain {
   std::shared_ptr<Request> next_to_send(uint32_t server);
   bool has_open(uint32_t server);
   void lost(uint32_t server);
+  void gone(uint32_t server);  // what is open with it is dropped; what is kept goes where a placement says
   void on_reply(uint32_t server, const FrameView& frame);
 
  private:
   struct Sent : Operation {
     Bytes bytes;
     std::vector<std::pair<uint16_t, uint64_t>> marks;  // shards and their entries
-    Done done;                                         // may be null
+    FillPtr fill;                                      // may be null
+    bool ends_fill = false;
   };
   struct Kept {
     Header header;
@@ -91,12 +104,14 @@ class Chain {
     ChainPlace place = {};
     bool paused = false;  // its image is not sent yet
     bool awaited = false;
+    FillPtr fill = nullptr;  // the one under way
     uint64_t held = 0;
     std::map<uint64_t, Kept> unheld = {};
     std::multimap<uint64_t, std::shared_ptr<Waiter>> waiting = {};
   };
-  void post(uint32_t target, const Header& header, std::vector<Part> parts, const Bytes& body,
-            Done done = {});
+  std::shared_ptr<Sent> post(uint32_t target, const Header& header, std::vector<Part> parts,
+                             const Bytes& body, const FillPtr& fill = nullptr);
+  bool is_current(const Fill& fill);
   void send_unheld(uint16_t shard);
   void hold(uint16_t shard, uint64_t entry, std::vector<std::shared_ptr<Waiter>>& ready);
 

@@ -47,6 +47,8 @@ void ChainDriver::introduce(uint32_t server, const std::vector<ServerAddress>& s
   identity_.incarnation = 1;
   while (peers_.size() < servers.size())
     peers_.push_back(std::make_shared<Peer>(Peer{.address = servers[peers_.size()]}));
+  for (size_t i = 0; i < servers.size(); ++i)
+    if (servers[i].port == 0) peers_[i]->gone = true;
   if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
 }
 
@@ -59,6 +61,11 @@ void ChainDriver::drop(uint32_t server, Peer& peer) {
 }
 
 void ChainDriver::carry(uint32_t server, Peer& peer) {
+  if (peer.gone) {
+    peer.link.reset();
+    chain_.gone(server);
+    return;
+  }
   if (peer.link == nullptr) {
     if (!chain_.has_open(server) || Clock::now() < peer.next_attempt) return;
     const Lane lane = peer.address.unix_path.empty() ? Lane::tcp : Lane::unix_socket;

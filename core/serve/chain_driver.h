@@ -29,6 +29,7 @@ class ChainDriver {
     Clock::time_point next_attempt = {};
     std::chrono::milliseconds backoff{0};
     bool blocked = false;
+    std::atomic<bool> gone{false};
   };
   void run();
   void carry(uint32_t server, Peer& peer);

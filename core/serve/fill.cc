@@ -1,12 +1,12 @@
 #include "serve/fill.h"
 
-#include <condition_variable>
 #include <cstring>
 
 namespace shoal {
 namespace {
 
-constexpr size_t kPageBytes = size_t{1} << 20;  // read under the shard's mutex
+constexpr size_t kPageBytes = size_t{1} << 20;   // read under the shard's mutex
+constexpr size_t kBytesOpen = size_t{16} << 20;  // on their way
 
 using Bytes = std::vector<std::byte>;
 
@@ -24,13 +24,6 @@ Bytes encode_page(const ImagePage& page) {
   return bytes;
 }
 
-// What the caller waits for; shared with an end that comes too late.
-struct Latch {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-};
-
 Header header_of(Kind kind) {
   Header header;
   header.kind = static_cast<uint16_t>(kind);
@@ -41,52 +34,52 @@ Header header_of(Kind kind) {
 
 Status fill_replica(ServerState& server, uint32_t shard, uint32_t target,
                     std::chrono::steady_clock::time_point deadline) {
-  const Status late{Code::timeout, "server " + std::to_string(target) + " was not filled with shard " +
-                                       std::to_string(shard) + " in time"};
-  const auto number = static_cast<uint16_t>(shard);
   Shard& source = server.store.shard(shard);
   const uint32_t term = source.term();
-  const auto send = [&](Kind kind, std::vector<Part> parts, Bytes body) {
-    server.chain.send_image(target, header_of(kind), std::move(parts),
-                            std::make_shared<const Bytes>(std::move(body)));
+  Chain& chain = server.chain;
+  // First: what is declared and pushed from here on also goes to the target.
+  const Chain::FillPtr fill = chain.begin_fill(static_cast<uint16_t>(shard), target, term);
+  const auto send = [&](const Chain::FillPtr& to, Kind kind, std::vector<Part> parts, Bytes body) {
+    chain.send_image(to, header_of(kind), std::move(parts), std::make_shared<const Bytes>(std::move(body)));
   };
+  for (const auto& spec : server.store.tables()) send(fill, Kind::declare, {}, encode_table(*spec));
   Part part;
-  part.shard = number;
+  part.shard = static_cast<uint16_t>(shard);
   part.term = term;
-  for (const auto& spec : server.store.tables()) send(Kind::declare, {}, encode_table(*spec));
-  server.chain.begin_fill(number, target, term);
-  if (shard == 0) server.chain.begin_fill(kSyncLog, target, term);
-  uint64_t entry = 0;
-  send(Kind::image, {part}, source.begin_image(&entry));
+  Chain::FillPtr sync_fill;
   if (shard == 0) {  // the sync shard goes with it; it is small, and sent as one
+    sync_fill = chain.begin_fill(kSyncLog, target, term);
     SyncDesk::Image sync = server.sync.image(true);
     Part whole = part;
     whole.shard = kSyncLog;
     set_log_entry(whole, sync.entry);
-    send(Kind::image, {whole}, std::move(sync.bytes));
-    server.chain.image_sent(kSyncLog, sync.entry, {});
+    send(sync_fill, Kind::image, {whole}, std::move(sync.bytes));
+    if (Status status = chain.wait_for(sync_fill, 0, false, deadline); !status.ok()) return status;
+    chain.image_sent(sync_fill, sync.entry);
   }
+  Shard::ImageHead head = source.begin_image();
+  send(fill, Kind::image, {part}, std::move(head.bytes));
+  Status status;
   for (;;) {
-    if (!server.chain.has_room(target, deadline)) {
-      source.end_image();
-      return late;
-    }
-    Result<ImagePage> page = source.read_image(kPageBytes);
-    if (!page.ok()) return page.status();
-    if (page->keys.empty()) break;
+    status = chain.wait_for(fill, kBytesOpen, false, deadline);
+    if (!status.ok()) break;
+    Result<ImagePage> page = source.read_image(head.id, kPageBytes);
+    status = page.status();
+    if (!status.ok() || page->keys.empty()) break;
     part.table = page->table;
     part.count = static_cast<uint32_t>(page->keys.size());
     part.values_words = static_cast<uint32_t>(page->rows.size());
-    send(Kind::image, {part}, encode_page(*page));
+    send(fill, Kind::image, {part}, encode_page(*page));
   }
-  const auto latch = std::make_shared<Latch>();
-  server.chain.image_sent(number, entry, [latch](const std::vector<uint16_t>&) {
-    const std::lock_guard lock(latch->mutex);
-    latch->done = true;
-    latch->changed.notify_all();
-  });
-  std::unique_lock lock(latch->mutex);
-  return latch->changed.wait_until(lock, deadline, [&] { return latch->done; }) ? Status{} : late;
+  source.end_image(head.id);
+  // A page that is sent again after a lost connection must not come behind an entry.
+  if (status.ok()) status = chain.wait_for(fill, 0, false, deadline);
+  if (status.ok()) {
+    chain.image_sent(fill, head.entry);
+    status = chain.wait_for(fill, 0, true, deadline);
+  }
+  if (status.ok() && sync_fill != nullptr) status = chain.wait_for(sync_fill, 0, true, deadline);
+  return status;
 }
 
 }  // namespace shoal

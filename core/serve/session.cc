@@ -24,6 +24,7 @@ std::shared_ptr<ServerState::Gate> ServerState::gate(uint64_t client) {
 
 void ServerState::place(uint32_t version, std::span<const ChainPlace> places) {
   const std::lock_guard lock(mutex_);
+  placement = 0;  // what is asked while it changes is asked again
   terms_.resize(places.size());
   for (size_t i = 0; i < places.size(); ++i) {
     // A fill that is under way goes on while the shard's own place stays as it is.
@@ -39,6 +40,8 @@ void ServerState::place(uint32_t version, std::span<const ChainPlace> places) {
     if (places[i].next != kNobody) tell_chain();
     store.shard(static_cast<uint32_t>(i)).place(places[i]);
     if (places[i].next == kNobody) tell_chain();
+    if (!places[i].member) store.shard(static_cast<uint32_t>(i)).clear();
+    if (i == 0 && !places[i].head) sync.turn_away();
   }
   store.placed();
   placement = version;

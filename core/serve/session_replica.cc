@@ -84,6 +84,9 @@ void Session::send_on_push(const FrameView& frame, std::span<const PushPart> par
 Ack Session::replay(const FrameView& frame, std::span<const Part> parts, std::span<const PushPart> pushes) {
   const uint64_t entry = log_entry(parts[0]);
   const Header& header = frame.header;
+  if (header.kind == static_cast<uint16_t>(Kind::image))
+    return parts[0].shard == kSyncLog ? server_.sync.reached(entry)
+                                      : server_.store.shard(parts[0].shard).reached(entry);
   if (parts[0].shard == kSyncLog) {
     std::optional<SyncRequest> request = decode_sync(frame.body);
     if (!request || header.kind != static_cast<uint16_t>(Kind::replicate_sync))
@@ -159,7 +162,7 @@ Session::Outcome Session::replicate(const FrameView& frame, ReplySink& sink) {
                        [](const Ack& ack) { return ack.status.code() == Code::unavailable; });
   };
   Status status = try_entries(frame, *groups, acks);
-  if (status.ok() && waits(acks)) {
+  if (waits(acks)) {  // also where a part was refused: the others still have their turn
     early_.push_back({frame.header,
                       {frame.parts.begin(), frame.parts.end()},
                       {frame.body.begin(), frame.body.end()},
@@ -174,7 +177,7 @@ Session::Outcome Session::replicate(const FrameView& frame, ReplySink& sink) {
     for (auto it = early_.begin(); it != early_.end();) {
       const FrameView early{it->header, it->parts, it->body};
       status = try_entries(early, it->groups, it->acks);
-      if (status.ok() && waits(it->acks)) {
+      if (waits(it->acks)) {
         ++it;
         continue;
       }
@@ -193,7 +196,7 @@ Session::Outcome Session::image(const FrameView& frame, ReplySink& sink) {
   const Part& part = frame.parts[0];
   Shard& shard = server_.store.shard(sync ? 0 : part.shard);
   if (Status status = shard.check_sender(part.term); !status.ok()) return answer(frame, status, sink);
-  if (part.mode == 1) return answer(frame, {}, sink);
+  if (part.mode == 1) return replicate(frame, sink);  // answered when the log is there up to its entry
   if (sync) {
     const bool taken = server_.sync.decode(frame.body, log_entry(part));
     return answer(frame, taken ? Status{} : Status{Code::refused, "this is no image of the sync shard"},

@@ -363,9 +363,13 @@ Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
   if (!decode_commit(body, commit)) return answer(frame, {Code::refused, "these bytes are no commit"}, sink);
   if (!knows_placement(frame)) return answer(frame, other_placement(frame), sink);
   if (frame.header.kind == static_cast<uint16_t>(Kind::commit)) {
-    if (!server_.chain.in_use()) return answer(frame, server_.store.commit(commit, server_.crew), sink);
     std::vector<Ack> acks;
-    const Status status = server_.store.commit(commit, server_.crew, &acks);
+    const bool chained = server_.chain.in_use();
+    Status status = server_.store.commit(commit, server_.crew, chained ? &acks : nullptr);
+    // A shard that came or went meanwhile was passed over: asked again, it is done by whoever has it.
+    if (!knows_placement(frame) || chained != server_.chain.in_use())
+      return answer(frame, other_placement(frame), sink);
+    if (!chained) return answer(frame, status, sink);
     std::vector<Part> entries;
     std::vector<Part> marks;
     for (size_t s = 0; s < acks.size(); ++s) {
@@ -384,6 +388,7 @@ Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
     return Outcome::done;
   }
   const double norm = server_.store.norm(commit, server_.crew);
+  if (!knows_placement(frame)) return answer(frame, other_placement(frame), sink);
   sink.send(reply_header(frame.header), std::as_bytes(std::span(&norm, 1)));
   return Outcome::done;
 }
@@ -392,6 +397,7 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
   std::optional<SyncRequest> request = decode_sync(frame.body);
   if (!request || mail_ == nullptr)
     return answer(frame, {Code::refused, "these bytes are no sync request"}, sink);
+  const uint32_t term = server_.store.shard(0).term();
   if (!knows_placement(frame)) return answer(frame, other_placement(frame), sink);
   request->client = client_;
   request->incarnation = incarnation_;
@@ -402,8 +408,8 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
                 {},
                 reply.status.ok() ? encode_sync_reply(reply) : std::vector(text.begin(), text.end())});
   };
-  const uint32_t term = server_.store.shard(0).term();
   SyncDesk::Handled handled = server_.sync.ask(*request, deliver);
+  if (!knows_placement(frame)) server_.sync.turn_away();  // it may have been asked behind the last of them
   if (!server_.chain.in_use()) {
     handled.deliver(true);
     return Outcome::done;

@@ -54,6 +54,24 @@ class SyncDesk {
     return ack;
   }
 
+  // See Shard.
+  Ack reached(uint64_t entry) {
+    const std::lock_guard lock(mutex_);
+    Ack ack{.status = {}, .duplicate = true, .entry = entry};
+    if (entries_ < entry) ack.status = {Code::unavailable, "the log is not there yet"};
+    return ack;
+  }
+  // Another server is asked from now on: whoever waits here is sent there.
+  void turn_away() {
+    std::unordered_map<uint64_t, Deliver> waiting;
+    {
+      const std::lock_guard lock(mutex_);
+      waiting.swap(waiting_);
+    }
+    for (const auto& [token, call] : waiting)
+      call(SyncReply{.status = {Code::moved, "the sync shard is elsewhere"}});
+  }
+
   struct Image {
     std::vector<std::byte> bytes;
     std::vector<uint64_t> clocks;

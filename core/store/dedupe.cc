@@ -29,6 +29,7 @@ Dedupe::Answer Dedupe::check(const PushIdentity& push) const {
 
 void Dedupe::make_room(const PushIdentity& push) {
   Record& record = records_[push.client];
+  if (push.incarnation < record.incarnation) return;
   if (push.incarnation > record.incarnation)
     record = Record{.incarnation = push.incarnation, .low = 0, .applied = {}};
   record.low = std::max(record.low, push.low);
@@ -40,6 +41,8 @@ void Dedupe::make_room(const PushIdentity& push) {
 void Dedupe::record(const PushIdentity& push, uint64_t version) {
   make_room(push);
   Record& record = records_[push.client];
+  // Of a life that was fenced meanwhile (the head took its push before it knew): nobody will ask.
+  if (push.incarnation < record.incarnation) return;
   record.applied.push_back({push.seq, version});
   if (SHOAL_MUTANT(few_records) && record.applied.size() > 2) record.applied.erase(record.applied.begin());
   assert(record.applied.size() <= kOpenPushesMax || SHOAL_MUTANT(dedupe_off) ||

@@ -83,6 +83,13 @@ void Shard::unplace() {
   place_ = {.term = 0, .head = false, .reads = false, .next = kNobody, .member = false};
 }
 
+Ack Shard::reached(uint64_t entry) {
+  const std::shared_lock lock(mutex_);
+  Ack ack{.status = {}, .term = place_.term, .version = version_, .duplicate = true, .entry = entry};
+  if (entries_ < entry) ack.status = {Code::unavailable, "the log is not there yet"};
+  return ack;
+}
+
 uint32_t Shard::term() {
   const std::shared_lock lock(mutex_);
   return place_.term;
@@ -195,7 +202,7 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   const std::lock_guard lock(mutex_);
   Ack ack = begin(parts.empty() ? 0 : parts[0].term, entry);
   if (!ack.status.ok() || ack.duplicate) return ack;
-  if (identity != nullptr && !is_fresh(*identity, ack)) return ack;
+  if (identity != nullptr && entry == 0 && !is_fresh(*identity, ack)) return ack;
   for (const PushPart& part : parts)
     if (ack.status = check(part); !ack.status.ok()) return ack;
   if (identity != nullptr) dedupe_.make_room(*identity);
@@ -224,7 +231,7 @@ Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, 
   const std::lock_guard lock(mutex_);
   Ack ack = begin(parts.empty() ? 0 : parts[0].term, entry);
   if (!ack.status.ok() || ack.duplicate) return ack;
-  if (identity != nullptr && !is_fresh(*identity, ack)) return ack;
+  if (identity != nullptr && entry == 0 && !is_fresh(*identity, ack)) return ack;
   for (const PushPart& part : parts) {
     const bool plain = part.mode == PushMode::update && part.dc_lambda == 0.0f;
     ack.status = plain ? check(part) : Status{Code::refused, "only plain gradients wait for a commit"};
@@ -232,7 +239,7 @@ Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, 
   }
   if (identity != nullptr) dedupe_.make_room(*identity);
   const auto spec = [&](uint32_t table) -> const TableSpec& { return spec_of(find(table)->rows); };
-  ack.status = staging_.add(identity, rank, step, parts, spec);
+  ack.status = staging_.add(identity, rank, step, parts, spec, entry == 0);
   if (!ack.status.ok()) return ack;
   if (identity != nullptr) dedupe_.record(*identity, version_);
   return logged(std::move(ack));
@@ -368,25 +375,28 @@ Result<TableFigures> Shard::figures(uint32_t table) {
   return figures;
 }
 
-std::vector<std::byte> Shard::begin_image(uint64_t* last) {
+Shard::ImageHead Shard::begin_image() {
   const std::lock_guard lock(mutex_);
-  if (last != nullptr) *last = entries_;
   imaged_.clear();
   for (auto& [id, entry] : tables_) {
     std::visit([](auto& rows) { rows.begin_image(); }, entry.rows);
     imaged_.push_back(id);
   }
-  std::vector<std::byte> head;
+  ImageHead head{.id = ++image_, .entry = entries_, .bytes = {}};
   const uint64_t numbers[] = {entries_,         version_,       committed_,
                               staleness_.count, staleness_.sum, staleness_.max};
-  pack(head, numbers, 6);
-  dedupe_.encode(head);
-  staging_.encode(head);
+  pack(head.bytes, numbers, 6);
+  dedupe_.encode(head.bytes);
+  staging_.encode(head.bytes);
   return head;
 }
 
-Result<ImagePage> Shard::read_image(size_t bytes_max) {
+Result<ImagePage> Shard::read_image(uint64_t id, size_t bytes_max) {
   const std::lock_guard lock(mutex_);
+  if (id != image_) {
+    return Status{Code::unavailable,
+                  "another image of shard " + std::to_string(number_) + " was begun, or the shard was replaced"};
+  }
   ImagePage page;
   while (page.keys.empty() && !imaged_.empty()) {
     Entry& entry = *find(page.table = imaged_.back());
@@ -402,8 +412,9 @@ Result<ImagePage> Shard::read_image(size_t bytes_max) {
   return page;
 }
 
-void Shard::end_image() {
+void Shard::end_image(uint64_t id) {
   const std::lock_guard lock(mutex_);
+  if (id != image_) return;
   for (const uint32_t id : imaged_) std::visit([](auto& rows) { rows.end_image(); }, find(id)->rows);
   imaged_.clear();
 }
@@ -427,6 +438,7 @@ void Shard::clear() {
     spec->dense ? void(entry.rows.emplace<DensePieces>(spec)) : void(entry.rows.emplace<TableRows>(spec));
   }
   imaged_.clear();
+  ++image_;
 }
 
 void Shard::skip_commits(uint64_t seq) {

@@ -78,6 +78,8 @@ class Shard {
   // Refuses a pull that was made for another placement.
   Status check_pull(uint32_t term);
   uint32_t term();
+  // Ok where the log has come to this entry, `unavailable` where it has not yet.
+  Ack reached(uint64_t entry);
   // Nothing is taken from clients until it is placed.
   void unplace();
   // A new placement; an older one than is known changes nothing. Gives the number of the last entry.
@@ -108,10 +110,15 @@ class Shard {
 
   // An image of this shard as it is now: gives its version and what goes with the rows (dedupe records,
   // staged pushes). Another one that was being read is over.
-  std::vector<std::byte> begin_image(uint64_t* last = nullptr);  // `last`: entry that it holds
+  struct ImageHead {
+    uint64_t id = 0;
+    uint64_t entry = 0;  // the last of the log that it holds
+    std::vector<std::byte> bytes;
+  };
+  ImageHead begin_image();
   // The next page, of about so many bytes; an empty one when all was read.
-  Result<ImagePage> read_image(size_t bytes_max);
-  void end_image();
+  Result<ImagePage> read_image(uint64_t id, size_t bytes_max);
+  void end_image(uint64_t id);
   // Becomes what the image was of, all tables being declared and `clear` called: `begin_image`'s bytes and
   // every page.
   Status restore(std::span<const std::byte> head);
@@ -160,6 +167,7 @@ class Shard {
   double norm_ = 0.0;
   std::unordered_map<uint32_t, Entry> tables_;
   std::vector<uint32_t> imaged_;  // tables whose image is not read to its end
+  uint64_t image_ = 0;            // id of the last one
 };
 
 }  // namespace shoal

@@ -33,7 +33,7 @@ Staging::Part Staging::copy(const PushPart& part, const TableSpec& spec) {
 }
 
 Status Staging::add(const PushIdentity* identity, uint32_t rank, uint64_t step,
-                    std::span<const PushPart> parts, const SpecOf& spec_of) {
+                    std::span<const PushPart> parts, const SpecOf& spec_of, bool bounded) {
   std::vector<Part> copies;
   uint64_t bytes = 0;
   for (const PushPart& part : parts) {
@@ -46,7 +46,7 @@ Status Staging::add(const PushIdentity* identity, uint32_t rank, uint64_t step,
   contribution.parts.reserve(contribution.parts.size() + copies.size());
   // Nothing fails below but by refusal.
   const uint64_t before = budget_->used.fetch_add(bytes);
-  if (before + bytes > budget_->bytes_max) {
+  if (bounded && before + bytes > budget_->bytes_max) {
     budget_->used -= bytes;
     if (contribution.parts.empty()) staged_.erase(name);
     return {Code::refused, "staged pushes take " + std::to_string(before) + " bytes, and rank " +

@@ -36,7 +36,7 @@ class Staging {
 
   // Copies the parts, which were checked; a refusal leaves nothing. `identity` null: client 0.
   Status add(const PushIdentity* identity, uint32_t rank, uint64_t step, std::span<const PushPart> parts,
-             const SpecOf& spec_of);
+             const SpecOf& spec_of, bool bounded = true);
 
   // What one table is stepped by: row i of the sum is `rows + i * stride`.
   struct Sum {

@@ -164,6 +164,8 @@ class Coordinator:
         for index, heard in list(self._heard.items()):
             if heard + self._options.lease_s <= now:
                 self._evict(index, f"not heard of for {now - heard:.1f} s", outcome)
+                if index in self._heard:  # it alone has a shard: perhaps it only sleeps
+                    self._heard[index] = now
         self._tell_watchers(outcome, [w for w in self._watching if w.until <= now])
         return outcome
 
