@@ -1,6 +1,7 @@
 #include "serve/chain.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/log.h"
 
@@ -106,6 +107,20 @@ void Chain::send(const Header& header, std::span<const Part> parts, Bytes body) 
       here.unheld.emplace(log_entry(entry[0]), std::move(kept));
     });
     for (auto& [target, mine] : together) post(target, header, std::move(mine), body);
+  }
+  wake_();
+}
+
+void Chain::declare(std::span<const std::byte> table) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::set<uint32_t> targets;
+    for (const auto& [shard, here] : shards_)
+      if (here.place.next != kNobody) targets.insert(here.place.next);
+    Header header;
+    header.kind = static_cast<uint16_t>(Kind::declare);
+    const auto body = std::make_shared<const std::vector<std::byte>>(table.begin(), table.end());
+    for (const uint32_t target : targets) post(target, header, {}, body);
   }
   wake_();
 }

@@ -48,6 +48,8 @@ class Chain {
   void place(uint16_t shard, const ChainPlace& place);
   // Sends entries, one or more neighbouring parts each, to the next servers of their shards.
   void send(const Header& header, std::span<const Part> parts, Bytes body);
+  // A table is new: the servers behind are told before they are sent anything of it.
+  void declare(std::span<const std::byte> table);
   // Calls `done` once all entries of these parts, applied at their terms, are held by the servers behind; at
   // once where they are.
   void when_held(std::span<const Part> parts, Done done);

@@ -223,7 +223,8 @@ void RemoteClient::submit(std::shared_ptr<Request> request) {
     for (auto& one : builder_.route(std::move(request))) {
       ++requests_;
       servers.push_back(one->server);
-      machine_.add(std::move(one));
+      machine_.add(one);
+      if (!builder_.placement()->is_up(one->server)) refused(*one, gone_status(one->server));
     }
   }
   for (const uint32_t server : servers) flush(server);

@@ -113,8 +113,9 @@ class RemoteClient : public StoreClient {
   Result<OperationPtr> sent_whole(const OperationPtr& operation,
                                   const std::function<Result<OperationPtr>()>& send);
   // One request to each of `servers`, with the same part (may be null) and body.
-  Status send_question(const OperationPtr& operation, Kind kind, std::span<const uint32_t> servers,
-                       const Part* part, std::span<const std::byte> body, Deadline deadline);
+  Status send_question(const OperationPtr& operation, Kind kind, uint32_t version,
+                       std::span<const uint32_t> servers, const Part* part, std::span<const std::byte> body,
+                       Deadline deadline);
   using OnReply = std::function<Status(const Request&, const FrameView&)>;
   // The same to all servers, or (where the part names a shard) to that one's, and waited for. Asked again
   // from the beginning when the placement has changed meanwhile; `fresh` makes what takes the answers.

@@ -41,7 +41,7 @@ bool RemoteClient::any_shm() const {
                      [](const auto& peer) { return peer->shm.load(); });
 }
 
-Status RemoteClient::send_question(const OperationPtr& operation, Kind kind,
+Status RemoteClient::send_question(const OperationPtr& operation, Kind kind, uint32_t version,
                                    std::span<const uint32_t> servers, const Part* part,
                                    std::span<const std::byte> body, Deadline deadline) {
   const auto block = builder_.allocate(body.size(), false);
@@ -53,6 +53,7 @@ Status RemoteClient::send_question(const OperationPtr& operation, Kind kind,
     request->operation = operation;
     request->server = server;
     request->header.kind = static_cast<uint16_t>(kind);
+    request->header.member_term = version;
     if (part != nullptr) request->parts.push_back(*part);
     request->blocks.push_back(block);
     request->body.push_back(block->bytes().first(body.size()));
@@ -72,7 +73,7 @@ Status RemoteClient::ask(Kind kind, const Part* part, std::span<const std::byte>
     const auto operation = std::make_shared<AskOperation>();
     operation->what = "a question to " + peers_[servers[0]]->address.name();
     if (fresh) operation->handler = fresh();
-    Status status = send_question(operation, kind, servers, part, body, deadline);
+    Status status = send_question(operation, kind, placement->version, servers, part, body, deadline);
     if (status.ok()) status = wait(operation, deadline);
     if (status.code() != Code::moved) return status;
     // Some server has learnt another placement, or must still learn this one.
@@ -84,9 +85,10 @@ Status RemoteClient::ask(Kind kind, const Part* part, std::span<const std::byte>
 }
 
 Status RemoteClient::send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline deadline) {
-  const uint32_t head = builder_.placement()->head(0);
+  const auto placement = builder_.placement();
+  const uint32_t head = placement->head(0);
   const Status status =
-      send_question(operation, Kind::sync, {&head, 1}, nullptr, encode_sync(operation->request), deadline);
+      send_question(operation, Kind::sync, placement->version, {&head, 1}, nullptr, encode_sync(operation->request), deadline);
   const SyncVerb verb = operation->request.verb;
   if (!status.ok() || (verb != SyncVerb::open && verb != SyncVerb::advance && verb != SyncVerb::leave))
     return status;

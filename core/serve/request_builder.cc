@@ -116,8 +116,10 @@ RequestBuilder::RequestBuilder(PlacementPtr placement, std::shared_ptr<Arena> sh
 std::vector<std::shared_ptr<Request>> RequestBuilder::route(std::shared_ptr<Request> request) const {
   const PlacementPtr now = placement();
   const auto kind = static_cast<Kind>(request->header.kind);
-  request->header.member_term = now->version;
-  if (kind == Kind::sync) request->server = now->head(0);
+  if (kind == Kind::sync) {
+    request->header.member_term = now->version;
+    request->server = now->head(0);
+  }
   if (kind != Kind::push && kind != Kind::pull && kind != Kind::scan) return {std::move(request)};
   const auto target = [&](const Part& part) {
     return kind == Kind::push ? now->head(part.shard) : now->reader(part.shard);

@@ -168,7 +168,13 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
       return header.kind == static_cast<uint16_t>(Kind::image) ? image(frame, sink) : replicate(frame, sink);
     case Kind::declare: {
       Result<TableSpec> spec = decode_table(frame.body);
-      return answer(frame, spec.ok() ? server_.store.declare(std::move(*spec)) : spec.status(), sink);
+      if (!spec.ok()) return answer(frame, spec.status(), sink);
+      const auto before = server_.store.table(spec->id);
+      const bool news = before == nullptr || before->generation < spec->generation;
+      const Status status = server_.store.declare(std::move(*spec));
+      // A server that is being filled may not be known to the client yet. Only news: chains go in circles.
+      if (status.ok() && news && server_.chain.in_use()) server_.chain.declare(frame.body);
+      return answer(frame, status, sink);
     }
     case Kind::goodbye:
       // No connection of this incarnation is heard any more, so nobody will ask about its pushes.

@@ -91,12 +91,13 @@ class Store:
     """The shards of a store that lies in this process. An image is of the moment at which it began."""
 
     shards: int
-    def begin_image(self, shard: int) -> bytes: ...  # the head: version, dedupe records, staged pushes
+    # Its id, and the head: version, dedupe records, staged pushes. Another one of the shard is over.
+    def begin_image(self, shard: int) -> tuple[int, bytes]: ...
     # (table, keys, metas as bytes (n, 16), rows), or None at the end
     def read_image(
-        self, shard: int, bytes_max: int
+        self, shard: int, image: int, bytes_max: int
     ) -> tuple[int, NDArray[np.int64], NDArray[np.uint8], NDArray[np.float32]] | None: ...
-    def end_image(self, shard: int) -> None: ...
+    def end_image(self, shard: int, image: int) -> None: ...
     def restore_head(self, shard: int, head: bytes) -> None: ...
     def clear(self, shard: int) -> None: ...  # of rows
     def skip_commits(self, shard: int, seq: int) -> None: ...  # of a shard that another server holds

@@ -145,24 +145,41 @@ TEST(of_a_frame_that_was_refused_in_part_the_rest_is_held) {
 TEST(entries_behind_an_image_wait_for_its_end_and_are_then_waited_for) {
   World world;
   world.place(5, 2, kNobody);
-  world.chain.begin_fill(5, 1, 2);
+  const auto fill = world.chain.begin_fill(5, 1, 2);
   world.send({entry_of(5, 7)});  // in the image
   world.send({entry_of(5, 8)});  // behind it
   CHECK(*world.when_held({entry_of(5, 8)}) == 1);
   CHECK(world.chain.next_to_send(1) == nullptr);
-  int filled = 0;
-  world.chain.image_sent(5, 7, [&filled](const auto&) { ++filled; });
+  world.chain.image_sent(fill, 7);
   const auto after = world.chain.next_to_send(1);
   const auto end = world.chain.next_to_send(1);
   REQUIRE(after != nullptr && end != nullptr);
-  CHECK(log_entry(after->parts[0]) == 8 && end->parts[0].mode == 1);
+  CHECK(log_entry(after->parts[0]) == 8);
+  CHECK(end->parts[0].mode == 1 && log_entry(end->parts[0]) == 8);
   world.send({entry_of(5, 9)});
   const auto done = world.when_held({entry_of(5, 9)});
-  CHECK(*done == 0 && filled == 0);
+  CHECK(*done == 0 && !fill->done);
   world.answer(1, *after);
   world.answer(1, *end);
-  CHECK(filled == 1 && *done == 0);
+  CHECK(fill->done && *done == 0);
   CHECK(*world.when_held({entry_of(5, 7)}) == 1);  // the image has it
   world.answer(1, *world.chain.next_to_send(1));
   CHECK(*done == 1);
+}
+
+TEST(a_fill_fails_when_a_frame_of_it_is_refused_or_the_shard_is_placed_anew) {
+  const auto now = std::chrono::steady_clock::now();
+  World world;
+  world.place(5, 2, kNobody);
+  const auto refused = world.chain.begin_fill(5, 1, 2);
+  world.chain.send_image(refused, Header{}, {entry_of(5, 0)},
+                         std::make_shared<const std::vector<std::byte>>(8));
+  CHECK(world.chain.wait_for(refused, 0, false, now).code() == Code::timeout);
+  world.answer(1, *world.chain.next_to_send(1), Code::unknown_table);
+  CHECK(world.chain.wait_for(refused, 0, false, now).code() == Code::unknown_table);
+  const auto other = world.chain.begin_fill(5, 2, 2);
+  world.place(5, 3, kNobody);
+  CHECK(world.chain.wait_for(other, 0, true, now).code() == Code::moved);
+  world.chain.image_sent(other, 9);  // too late: nothing is sent
+  CHECK(world.chain.next_to_send(2) == nullptr);
 }

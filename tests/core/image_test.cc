@@ -63,10 +63,10 @@ void add(Rows& rows, const ImagePage& page) {
   }
 }
 
-Rows read(Shard& shard, const std::function<void(const ImagePage&)>& between) {
+Rows read(Shard& shard, uint64_t id, const std::function<void(const ImagePage&)>& between) {
   Rows rows;
   for (;;) {
-    const Result<ImagePage> page = shard.read_image(256);
+    const Result<ImagePage> page = shard.read_image(id, 256);
     CHECK(page.ok());
     if (page->keys.empty()) return rows;
     add(rows, *page);
@@ -79,13 +79,14 @@ Rows read(Shard& shard, const std::function<void(const ImagePage&)>& between) {
 TEST(an_image_is_of_the_moment_it_began) {
   World world;
   for (int i = 0; i < 200; ++i) world.push_some();
-  world.shard.begin_image();
-  const Rows before = read(world.shard, [](const ImagePage&) {});
+  const uint64_t first = world.shard.begin_image().id;
+  const Rows before = read(world.shard, first, [](const ImagePage&) {});
   CHECK(before.size() > 1000);
-  world.shard.begin_image();
-  CHECK(read(world.shard, [&](const ImagePage&) { world.push_some(); }) == before);
-  world.shard.begin_image();
-  CHECK(read(world.shard, [](const ImagePage&) {}) != before);
+  const uint64_t second = world.shard.begin_image().id;
+  CHECK(world.shard.read_image(first, 256).status().code() == Code::unavailable);  // it is over
+  world.shard.end_image(first);
+  CHECK(read(world.shard, second, [&](const ImagePage&) { world.push_some(); }) == before);
+  CHECK(read(world.shard, world.shard.begin_image().id, [](const ImagePage&) {}) != before);
 }
 
 TEST(a_shard_made_from_an_image_goes_on_as_the_first) {
@@ -94,20 +95,19 @@ TEST(a_shard_made_from_an_image_goes_on_as_the_first) {
   const uint64_t last = world.seq;
   CHECK(world.push(kTable, {1, 2}, ++world.seq, true).status.ok());  // staged
   World other;
-  const std::vector<std::byte> head = world.shard.begin_image();
+  const Shard::ImageHead image = world.shard.begin_image();
   other.push(kTable, {2500}, 1);  // what was there before goes
   other.shard.clear();
-  CHECK(other.shard.restore(head).ok());
-  const Rows rows = read(world.shard, [&](const ImagePage& page) { CHECK(other.shard.restore(page).ok()); });
+  CHECK(other.shard.restore(image.bytes).ok());
+  const Rows rows = read(world.shard, image.id, [&](const ImagePage& page) { CHECK(other.shard.restore(page).ok()); });
   CHECK(other.push(kTable, {1}, last).duplicate);
   const Commit commit{.seq = 1, .entries = {{.client = 1, .incarnation = 1, .weight = 1.0f}}};
   for (World* each : {&world, &other}) {
     CHECK(each->shard.commit(commit).status.ok());
     each->push(kTensor, {0, 1}, last + 2);
-    each->shard.begin_image();
   }
-  const Rows after = read(other.shard, [](const ImagePage&) {});
-  CHECK(after == read(world.shard, [](const ImagePage&) {}));
+  const Rows after = read(other.shard, other.shard.begin_image().id, [](const ImagePage&) {});
+  CHECK(after == read(world.shard, world.shard.begin_image().id, [](const ImagePage&) {}));
   CHECK(after != rows);
 }
 

@@ -39,7 +39,9 @@ class Saving:
 
     def __init__(self, store: _core.Store, shards: Sequence[int], life: str) -> None:
         self._store = store
-        self._heads = {shard: store.begin_image(shard) for shard in shards}
+        images = {shard: store.begin_image(shard) for shard in shards}
+        self._images = {shard: image for shard, (image, _) in images.items()}
+        self._heads = {shard: head for shard, (_, head) in images.items()}
         self._sync, self.clocks = store.sync_image() if 0 in self._heads else (b"", [])
         self._life = life
 
@@ -74,8 +76,8 @@ class Saving:
 
     def end(self) -> None:
         """Let go of the image."""
-        for shard in self._heads:
-            self._store.end_image(shard)
+        for shard, image in self._images.items():
+            self._store.end_image(shard, image)
 
     def _versions(self) -> dict[int, int]:
         return {s: int.from_bytes(head[_VERSION], "little") for s, head in self._heads.items()}
@@ -132,7 +134,7 @@ class Saving:
         for shard, head in self._heads.items():
             yield shard, {f"{shard}/head": np.frombuffer(head, np.uint8)}
             number = 0
-            while (page := self._store.read_image(shard, PAGE_BYTES)) is not None:
+            while (page := self._store.read_image(shard, self._images[shard], PAGE_BYTES)) is not None:
                 table, keys, raw, rows = page
                 meta = raw.view(_META)[:, 0]
                 if shard in since:

@@ -30,7 +30,7 @@ class ChainDuty:
         self._control = control
         self._index = index
         self._identity = identity
-        self._filling: set[tuple[int, int]] = set()  # shards and terms
+        self._orders: set[int] = set()  # that were begun: they are repeated until they are void
         self.over, self._ended = os.pipe()
         threading.Thread(target=self._run, name="shoal-chains", daemon=True).start()
 
@@ -61,9 +61,9 @@ class ChainDuty:
                 self._begin(order)
 
     def _begin(self, order: FillOrder) -> None:
-        if (order.shard, order.term) in self._filling:
+        if order.number in self._orders:
             return
-        self._filling.add((order.shard, order.term))
+        self._orders.add(order.number)
         name = f"shoal-fill-{order.shard}"
         threading.Thread(target=self._fill, args=(order,), name=name, daemon=True).start()
 
@@ -79,7 +79,3 @@ class ChainDuty:
             self._control.ask(done, Done, _ASK_S)
         except ShoalError as failure:  # planned again by a coordinator that comes back
             _log.warning("shard %d: %s", order.shard, failure)
-        if (
-            error
-        ):  # one that was done is not done twice: the order is repeated until the placement has changed
-            self._filling.discard((order.shard, order.term))

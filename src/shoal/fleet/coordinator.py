@@ -69,7 +69,7 @@ class Coordinator:
         self._peer_of_server: dict[int, int] = {}
         self._gone: dict[int, ServerGone] = {}
         self._leaving: set[int] = set()
-        self._placer = Placer(options.replicas)
+        self._placer = Placer(options.replicas, numbers_from=int(max(0.0, now) * 1000) << 20)
         self._heard: dict[int, float] = {}  # when each server was last heard of; those with a copy elsewhere
         self._watching: list[Watching] = []
         self._clients: dict[str, ClientGranted] = {}
@@ -408,7 +408,7 @@ class Coordinator:
 
     def _orders(self, server: int | None) -> tuple[m.FillOrder, ...]:
         return tuple(
-            m.FillOrder(shard=fill.shard, term=fill.term, target=fill.target)
+            m.FillOrder(number=fill.number, shard=fill.shard, term=fill.term, target=fill.target)
             for fill in self._placer.fills.values()
             if fill.source == server
         )

@@ -39,6 +39,7 @@ def first_chains(shards: int, servers: int, replicas: int) -> tuple[Chain, ...]:
 class Fill:
     """`source`, the last of the shard's chain, fills `target`, which then takes the place of `leaving`."""
 
+    number: int
     shard: int
     term: int
     source: int
@@ -49,8 +50,9 @@ class Fill:
 class Placer:
     """The placement and the fills under way. What changes it gives the next `Placed`, to be applied."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, numbers_from: int = 0) -> None:
         self._length = replicas + 1
+        self._number = numbers_from  # of the last fill; another coordinator's are others
         self.placed: Placed | None = None
         self.fills: dict[int, Fill] = {}
 
@@ -133,18 +135,17 @@ class Placer:
         idle = [s for s in range(len(self.placed.chains)) if s not in self.fills]
         least = sorted(load, key=lambda server: (load[server], server))
         chains = self.placed.chains
-        shortest = min(idle, key=lambda s: len(chains[s]), default=None)
-        if shortest is not None and len(chains[shortest]) < min(self._length, len(up)):
-            return self._fill(shortest, least, up)
-        for shard in idle:
-            for member in self.placed.chains[shard]:
-                if member in leaving:
-                    return self._fill(shard, least, up, member)
+        short = [s for s in idle if len(chains[s]) < min(self._length, len(up))]
+        wanted = [(shard, None) for shard in sorted(short, key=lambda s: len(chains[s]))]
+        wanted += [(shard, member) for shard in idle for member in chains[shard] if member in leaving]
+        for shard, member in wanted:
+            if fill := self._fill(shard, least, up, member):
+                return fill
         most = least[-1]
         if load[most] - load[least[0]] > 1:
             for shard in idle:
-                if most in self.placed.chains[shard] and least[0] not in self.placed.chains[shard]:
-                    return self._fill(shard, least[:1], up, most)
+                if most in chains[shard] and (fill := self._fill(shard, least[:1], up, most)):
+                    return fill
         return None
 
     def _fill(
@@ -155,4 +156,5 @@ class Placer:
         fit = [server for server in targets if server not in chain]
         if not fit or chain[-1] not in up:
             return None
-        return Fill(shard, self.placed.terms[shard], chain[-1], fit[0], leaving)
+        self._number += 1
+        return Fill(self._number, shard, self.placed.terms[shard], chain[-1], fit[0], leaving)

@@ -288,8 +288,9 @@ class ClientGrant(_Message, frozen=True, kw_only=True, tag="granted"):
 
 
 class FillOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, the last of the shard's chain, is to fill another."""
+    """A server, the last of the shard's chain, is to fill another. No two orders have the same number."""
 
+    number: int
     shard: int
     term: int
     target: int
