@@ -22,16 +22,16 @@ def clip_factor(max_norm: float, norm: float) -> float:
 def scale_gradients(
     dense: Iterable[torch.nn.Parameter], tables: Iterable[TableModule], factor: float
 ) -> None:
-    """Multiply gradients in place."""
+    """Multiply gradients. Those of rows are replaced: two lookups of a sum share one tensor."""
     if factor == 1.0:
         return
     for parameter in dense:
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
     for module in tables:
-        if isinstance(module.weight.grad, RowGradient):
-            for part in module.weight.grad.parts:
-                part.grads.mul_(factor)
+        grad = module.weight.grad
+        if isinstance(grad, RowGradient):
+            grad.parts[:] = [part._replace(grads=part.grads * factor) for part in grad.parts]
 
 
 class LocalClip:

@@ -37,8 +37,9 @@ def join(
     SHOAL_SYNC). `sync` is a word, such as "ssp:3", or a `shoal.sync.Policy`. A second call gives the same
     worker.
     """
-    if os.getpid() in _joined:
-        return _joined[os.getpid()]
+    before = _joined.get(os.getpid())
+    if before is not None and not before.client.closed:
+        return before
     here = read_worker_environment()
     address = here.address if address is None else address
     rank = here.rank if rank is None else rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from shoal.errors import BadInput
 from shoal.nn.module import TableModule, table_modules
 
-__all__ = ["Dense", "Stepped", "TableUse", "check_finite", "described", "flat", "survey"]
+__all__ = ["Dense", "Stepped", "TableUse", "check_finite", "described", "flat", "names", "survey"]
 
 FlatFloats = npt.NDArray[np.float32]
 
@@ -80,8 +81,23 @@ def flat(tensor: torch.Tensor) -> FlatFloats:
     return array
 
 
-def survey(models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]) -> list[Stepped]:
-    """Who steps what. Raises for a handle that nobody steps, and for parameters of no given model."""
+def names(count: int, earlier: int) -> list[str]:
+    """What leads the names of the parameters of so many models, so that no two are called the same."""
+    if earlier == 0:
+        return [f"{number}." if count > 1 else "" for number in range(count)]
+    return [f"model{earlier + number}." for number in range(count)]
+
+
+def survey(
+    models: Mapping[str, torch.nn.Module],
+    optimizers: list[torch.optim.Optimizer],
+    earlier: Mapping[str, torch.nn.Module],
+) -> list[Stepped]:
+    """Who steps what. Raises for a handle that nobody steps, and for parameters of no given model.
+
+    Models are given by what leads the names of their parameters; `earlier` ones were prepared before, and an
+    optimizer for them may come now.
+    """
     stepped = [Stepped(optimizer) for optimizer in optimizers]
     home: dict[int, tuple[Stepped, dict[str, Any]]] = {}
     for one in stepped:
@@ -89,11 +105,13 @@ def survey(models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer
             for parameter in group["params"]:
                 home[id(parameter)] = (one, group)
     known: set[int] = set()
+    both = {**earlier, **models}
     # First: of an optimizer of another model all else that could be said follows from it.
-    _check_strangers(stepped, {id(parameter) for model in models for parameter in model.parameters()})
-    for number, model in enumerate(models):
-        prefix = f"{number}." if len(models) > 1 else ""
-        handles = _tables(model, prefix, stepped, home)
+    _check_strangers(stepped, {id(parameter) for model in both.values() for parameter in model.parameters()})
+    for prefix, model in both.items():
+        handles = {id(module.weight) for _, module in table_modules(model)}
+        if prefix in models:
+            _tables(model, prefix, stepped, home)
         known |= handles
         for name, parameter in model.named_parameters():
             if id(parameter) in known:
@@ -105,7 +123,7 @@ def survey(models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer
     return stepped
 
 
-def described(models: list[torch.nn.Module], stepped: list[Stepped]) -> list[str]:
+def described(models: Mapping[str, torch.nn.Module], stepped: list[Stepped]) -> list[str]:
     """What workers must have in common, a line for each parameter and table."""
     by = {
         id(parameter): f"stepped by {type(one.optimizer).__name__}"
@@ -114,7 +132,7 @@ def described(models: list[torch.nn.Module], stepped: list[Stepped]) -> list[str
         for parameter in group["params"]
     }
     lines: list[str] = []
-    for number, model in enumerate(models):
+    for prefix, model in models.items():
         tables = {id(module.weight): module for _, module in table_modules(model)}
         for name, parameter in model.named_parameters():
             what = f"{tuple(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}"
@@ -124,7 +142,7 @@ def described(models: list[torch.nn.Module], stepped: list[Stepped]) -> list[str
                     f"table {module.table_name!r}, dim {module.dim}, init {module.init}, seed {module.seed}"
                 )
                 who = who if module.optimizer is None else type(module.optimizer).__name__
-            lines.append(f"{f'{number}.' if len(models) > 1 else ''}{name}: {what}, {who}")
+            lines.append(f"{prefix}{name}: {what}, {who}")
     return lines
 
 
@@ -146,10 +164,8 @@ def _tables(
     prefix: str,
     stepped: list[Stepped],
     home: dict[int, tuple[Stepped, dict[str, Any]]],
-) -> set[int]:
-    handles: set[int] = set()
+) -> None:
     for name, module in table_modules(model):
-        handles.add(id(module.weight))
         where = home.get(id(module.weight))
         if where is not None:
             where[0].tables.append(TableUse(prefix + name, module, where[1]))
@@ -164,7 +180,6 @@ def _tables(
             )
         else:
             stepped[0].tables.append(TableUse(prefix + name, module, None))
-    return handles
 
 
 def _check_strangers(stepped: list[Stepped], known: set[int]) -> None:

@@ -127,7 +127,8 @@ class Passes:
     def _on_pass(self, epoch: int) -> None:
         if self._static and self._ended != epoch:  # a stream: nothing of it is in the ledger
             self._finish(epoch)
-        self._worker.epoch = max(self._worker.epoch, epoch + 1)
+        if self._trains:  # what is only read is no epoch
+            self._worker.epoch = max(self._worker.epoch, epoch + 1)
 
     def _on_over(self, epoch: int) -> None:
         self._worker.epoch = max(self._worker.epoch, epoch + 1)

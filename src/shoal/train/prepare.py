@@ -5,21 +5,21 @@ Model and optimizer stay the same objects, changed in place; loaders are wrapped
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shoal import sync
+from shoal import optim, sync
 from shoal.data.loader import ShardedLoader
-from shoal.errors import BadInput, Mismatch
+from shoal.errors import BadInput, Mismatch, UnknownTable
 from shoal.nn.module import TableModule, table_modules
 from shoal.sync import Gradient, GradientSum, Policy
 from shoal.train.at_servers import AtServers
 from shoal.train.batch_rows import BatchKeys, BatchRows, check_prefetch
 from shoal.train.blocks import Blocks, Downpour, Elastic
 from shoal.train.on_workers import AllReduce, Gossip, Hogwild
-from shoal.train.parameters import Stepped, TableUse, described, survey
+from shoal.train.parameters import Stepped, TableUse, described, names, survey
 from shoal.train.passes import Passes
 from shoal.train.strategy import Strategy
 from shoal.train.twins import twin_of
@@ -68,7 +68,8 @@ def prepare(
         )
     models = [thing for thing in objects if isinstance(thing, torch.nn.Module)]
     optimizers = [thing for thing in objects if isinstance(thing, torch.optim.Optimizer)]
-    fresh = [model for model in models if not getattr(model, "_shoal_prepared", False)]
+    # By identity: a copy of a prepared model is another model.
+    fresh = [model for model in models if not any(model is known for known in worker.models)]
     if fresh or optimizers:
         _prepare_training(worker, fresh, optimizers, reduction)
     for thing in objects:
@@ -113,10 +114,12 @@ def _prepare_training(
     optimizers: list[torch.optim.Optimizer],
     reduction: str,
 ) -> None:
-    hooked = [optimizer for optimizer in optimizers if not getattr(optimizer, "_shoal_prepared", False)]
-    stepped = survey(models, hooked)
+    hooked = [one for one in optimizers if not any(one is known for known in worker.optimizers)]
+    leading = [*worker.model_names, *names(len(models), len(worker.models))]
+    named = dict(zip(leading[len(worker.models) :], models, strict=True))
+    stepped = survey(named, hooked, dict(zip(leading, worker.models, strict=False)))
     if models or hooked:
-        worker.agree_on_model(described(models, stepped))
+        worker.agree_on_model(described(named, stepped))
     _bind_tables(worker, models, stepped)
     if worker.strategy is None:
         worker.strategy = _strategy(worker.policy)(worker, worker.policy)
@@ -124,11 +127,21 @@ def _prepare_training(
     for one in stepped:
         one.reduction = reduction
         _hook(worker, worker.strategy, one)
-        one.optimizer._shoal_prepared = True  # type: ignore[attr-defined]
+        worker.optimizers.append(one.optimizer)
     for model in models:
-        model._shoal_prepared = True  # type: ignore[assignment]
-        worker.models.append(model)
+        model.register_load_state_dict_post_hook(_loaded(worker))  # type: ignore[no-untyped-call]
+    worker.models += models
+    worker.model_names = leading
     worker.begin()
+
+
+def _loaded(worker: Worker) -> Callable[[torch.nn.Module, Any], None]:
+    def loaded(model: torch.nn.Module, keys: Any) -> None:
+        # A copy of the model has this hook, too, and parameters that nobody knows.
+        if worker.strategy is not None and any(model is known for known in worker.models):
+            worker.strategy.loaded(model)
+
+    return loaded
 
 
 def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> None:
@@ -145,18 +158,23 @@ def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[St
                     f"one name is one table"
                 )
             if not module.bound:
-                module.bind(worker.client, _table_optimizer(module, uses.get(id(module))))
+                module.bind(worker.client, _table_optimizer(worker, module, uses.get(id(module))))
 
 
-def _table_optimizer(module: TableModule, use: tuple[Stepped, TableUse] | None) -> Any:
+def _table_optimizer(worker: Worker, module: TableModule, use: tuple[Stepped, TableUse] | None) -> Any:
     if module.optimizer is not None:
         return module.optimizer
     if use is None or use[1].group is None:
-        return None  # frozen: opens what is there
+        try:  # frozen: what is there, or nothing but first values
+            return worker.client.table(module.table_name).optimizer
+        except UnknownTable:
+            return optim.SGD(lr=0.0)
     return twin_of(use[0].optimizer, use[1].group)
 
 
 def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
+    known = {id(parameter) for group in one.optimizer.param_groups for parameter in group["params"]}
+
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is not None:
@@ -165,6 +183,12 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
                 f"gradient. Call "
                 f"the closure yourself, then step()"
             )
+        for group in optimizer.param_groups:
+            if any(id(parameter) not in known for parameter in group["params"]):
+                raise BadInput(
+                    f"{type(optimizer).__name__} has parameters that it had not when it was given to "
+                    f"prepare; call add_param_group before prepare"
+                )
         worker.stepping()
         worker.schedules.stepped(optimizer)
         try:

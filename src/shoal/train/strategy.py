@@ -71,6 +71,16 @@ class Strategy(ABC):
             tensor = self.worker.client.tensor(dense.name, flat(dense.parameter), optimizer=optimizer)
             self.tensors[id(dense.parameter)] = tensor
 
+    def loaded(self, model: torch.nn.Module) -> None:
+        """`load_state_dict` gave the model other values: they are those of the servers from now on."""
+        tickets = [
+            tensor.assign_async(flat(parameter))
+            for parameter in model.parameters()
+            if (tensor := self.tensors.get(id(parameter))) is not None
+        ]
+        for ticket in tickets:
+            ticket.wait()
+
     def pull_dense(self) -> None:
         """Write the servers' values into the parameters, in place."""
         direct: list[tuple[Dense, FlatFloats]] = []

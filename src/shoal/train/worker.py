@@ -101,11 +101,14 @@ class Worker:
         self.strategy: Strategy | None = None
         self.steps_made = self.progress.value.step
         self.models: list[torch.nn.Module] = []
+        self.model_names: list[str] = []  # what leads the names of each one's parameters
+        self.optimizers: list[torch.optim.Optimizer] = []
         self.passes: list[Passes] = []
         self.prepared = 0
         self._share = Share()
         self._units: list[tuple[int, int]] = []
         self._weight: float | None = None
+        self._abstains = False
         self._loops = 0  # over passes that were made: what follows one is no part of its last epoch
         self._barriers = (0, 0)  # of which part of the script, and how many in it
         self._taken = Share()
@@ -271,8 +274,8 @@ class Worker:
         if again or self._share.units or self._weight is not None:
             share, self._share = self._share, Share()
             self._units += share.units
-            if not share.units:
-                share.samples = share.global_samples = 1.0
+            if not share.units:  # no loader says what it was, or nobody had anything
+                share.samples, share.global_samples = 0.0 if self._abstains else 1.0, 1.0
             share.weight, self._weight = share.samples if self._weight is None else self._weight, None
             self.samples += share.samples
             self._taken, self._takers = share, set()
@@ -303,9 +306,13 @@ class Worker:
     def abstain(self) -> None:
         """Take part in a step with nothing: this worker's part of the batch was empty."""
         assert self.strategy is not None
-        for one in self.strategy.stepped:
-            one.optimizer.zero_grad()
-            one.optimizer.step()
+        self._abstains = True
+        try:
+            for one in self.strategy.stepped:
+                one.optimizer.zero_grad()
+                one.optimizer.step()
+        finally:
+            self._abstains = False
         self.schedules.catch_up()
 
     def advance(self, weight: float, lr: float = math.nan, clip: float = 0.0) -> Advanced:
