@@ -201,7 +201,8 @@ void Chain::image_sent(const FillPtr& fill, uint64_t entry) {
     set_log_entry(end, here.unheld.empty() ? entry : here.unheld.rbegin()->first);
     Header header;
     header.kind = static_cast<uint16_t>(Kind::image);
-    post(fill->target, header, {end}, std::make_shared<const std::vector<std::byte>>(), fill)->ends_fill = true;
+    post(fill->target, header, {end}, std::make_shared<const std::vector<std::byte>>(), fill)->ends_fill =
+        true;
   }
   wake_();
 }
@@ -276,7 +277,8 @@ void Chain::on_reply(uint32_t server, const FrameView& frame) {
     if (Fill* fill = sent.fill.get(); fill != nullptr) {
       --fill->open;
       fill->bytes -= sent.bytes->size();
-      if (code != Code::ok && fill->failed.ok()) fill->failed = {code, "the server that is filled refuses it"};
+      if (code != Code::ok && fill->failed.ok())
+        fill->failed = {code, "the server that is filled refuses it"};
       fill->done = fill->done || (sent.ends_fill && code == Code::ok);
     }
     machine_->answered(server, frame.header.request, {});

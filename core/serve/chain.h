@@ -72,7 +72,8 @@ class Chain {
   void send_image(const FillPtr& fill, const Header& header, std::vector<Part> parts, Bytes body);
   void image_sent(const FillPtr& fill, uint64_t entry);
   // Waits until at most `bytes` of it are on their way (0: until all was answered), or until it is done.
-  Status wait_for(const FillPtr& fill, size_t bytes, bool done, std::chrono::steady_clock::time_point deadline);
+  Status wait_for(const FillPtr& fill, size_t bytes, bool done,
+                  std::chrono::steady_clock::time_point deadline);
 
   // The shard is another one now, such as a checkpoint's: nothing of its log is held.
   void restored(uint16_t shard);

@@ -45,8 +45,7 @@ void ChainDriver::introduce(uint32_t server, const std::vector<ServerAddress>& s
   const std::lock_guard lock(mutex_);
   identity_.client = kServerClients + server;
   identity_.incarnation = 1;
-  while (peers_.size() < servers.size())
-    peers_.push_back(std::make_shared<Peer>(Peer{.address = servers[peers_.size()]}));
+  while (peers_.size() < servers.size()) peers_.push_back(std::make_shared<Peer>(servers[peers_.size()]));
   for (size_t i = 0; i < servers.size(); ++i)
     if (servers[i].port == 0) peers_[i]->gone = true;
   if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });

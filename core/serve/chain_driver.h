@@ -24,7 +24,9 @@ class ChainDriver {
  private:
   using Clock = std::chrono::steady_clock;
   struct Peer {
-    ServerAddress address;
+    explicit Peer(ServerAddress where) : address(std::move(where)) {}
+
+    const ServerAddress address;
     std::unique_ptr<Link> link = nullptr;
     Clock::time_point next_attempt = {};
     std::chrono::milliseconds backoff{0};

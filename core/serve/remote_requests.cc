@@ -87,8 +87,8 @@ Status RemoteClient::ask(Kind kind, const Part* part, std::span<const std::byte>
 Status RemoteClient::send_sync(const std::shared_ptr<SyncOperation>& operation, Deadline deadline) {
   const auto placement = builder_.placement();
   const uint32_t head = placement->head(0);
-  const Status status =
-      send_question(operation, Kind::sync, placement->version, {&head, 1}, nullptr, encode_sync(operation->request), deadline);
+  const Status status = send_question(operation, Kind::sync, placement->version, {&head, 1}, nullptr,
+                                      encode_sync(operation->request), deadline);
   const SyncVerb verb = operation->request.verb;
   if (!status.ok() || (verb != SyncVerb::open && verb != SyncVerb::advance && verb != SyncVerb::leave))
     return status;

@@ -38,9 +38,9 @@ void ServerState::place(uint32_t version, std::span<const ChainPlace> places) {
     // Nothing may be applied for a server behind that the chain does not know of; what it knows of a server
     // that is gone only waits a little longer.
     if (places[i].next != kNobody) tell_chain();
-    store.shard(static_cast<uint32_t>(i)).place(places[i]);
+    const bool left = store.shard(static_cast<uint32_t>(i)).place(places[i]);
     if (places[i].next == kNobody) tell_chain();
-    if (!places[i].member) store.shard(static_cast<uint32_t>(i)).clear();
+    if (left) store.shard(static_cast<uint32_t>(i)).clear();  // not one that is being filled
     if (i == 0 && !places[i].head) sync.turn_away();
   }
   store.placed();

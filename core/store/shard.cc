@@ -48,10 +48,11 @@ Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
   return {};
 }
 
-uint64_t Shard::place(const ChainPlace& place) {
+bool Shard::place(const ChainPlace& place) {
   const std::lock_guard lock(mutex_);
+  const bool left = place.term >= place_.term && place_.member && !place.member;
   if (place.term >= place_.term) place_ = place;
-  return entries_;
+  return left;
 }
 
 // Whether the log goes on with this entry, a client's (0) or the one of the server before.
@@ -394,8 +395,8 @@ Shard::ImageHead Shard::begin_image() {
 Result<ImagePage> Shard::read_image(uint64_t id, size_t bytes_max) {
   const std::lock_guard lock(mutex_);
   if (id != image_) {
-    return Status{Code::unavailable,
-                  "another image of shard " + std::to_string(number_) + " was begun, or the shard was replaced"};
+    return Status{Code::unavailable, "another image of shard " + std::to_string(number_) +
+                                         " was begun, or the shard was replaced"};
   }
   ImagePage page;
   while (page.keys.empty() && !imaged_.empty()) {
@@ -415,7 +416,7 @@ Result<ImagePage> Shard::read_image(uint64_t id, size_t bytes_max) {
 void Shard::end_image(uint64_t id) {
   const std::lock_guard lock(mutex_);
   if (id != image_) return;
-  for (const uint32_t id : imaged_) std::visit([](auto& rows) { rows.end_image(); }, find(id)->rows);
+  for (const uint32_t table : imaged_) std::visit([](auto& rows) { rows.end_image(); }, find(table)->rows);
   imaged_.clear();
 }
 

@@ -82,8 +82,8 @@ class Shard {
   Ack reached(uint64_t entry);
   // Nothing is taken from clients until it is placed.
   void unplace();
-  // A new placement; an older one than is known changes nothing. Gives the number of the last entry.
-  uint64_t place(const ChainPlace& place);
+  // A new placement; an older one than is known changes nothing. True: this server has left the chain.
+  bool place(const ChainPlace& place);
 
   // Pushes, staged ones and commits are the entries of the shard's log. The head numbers them; a replica is
   // given `entry`, says that one is a duplicate which it has, and `unavailable` to one that comes too early.

@@ -99,7 +99,8 @@ TEST(a_shard_made_from_an_image_goes_on_as_the_first) {
   other.push(kTable, {2500}, 1);  // what was there before goes
   other.shard.clear();
   CHECK(other.shard.restore(image.bytes).ok());
-  const Rows rows = read(world.shard, image.id, [&](const ImagePage& page) { CHECK(other.shard.restore(page).ok()); });
+  const Rows rows =
+      read(world.shard, image.id, [&](const ImagePage& page) { CHECK(other.shard.restore(page).ok()); });
   CHECK(other.push(kTable, {1}, last).duplicate);
   const Commit commit{.seq = 1, .entries = {{.client = 1, .incarnation = 1, .weight = 1.0f}}};
   for (World* each : {&world, &other}) {
