@@ -136,7 +136,9 @@ class Placer:
         least = sorted(load, key=lambda server: (load[server], server))
         chains = self.placed.chains
         short = [s for s in idle if len(chains[s]) < min(self._length, len(up))]
-        wanted = [(shard, None) for shard in sorted(short, key=lambda s: len(chains[s]))]
+        wanted: list[tuple[int, int | None]] = [
+            (s, None) for s in sorted(short, key=lambda s: len(chains[s]))
+        ]
         wanted += [(shard, member) for shard in idle for member in chains[shard] if member in leaving]
         for shard, member in wanted:
             if fill := self._fill(shard, least, up, member):
