@@ -17,6 +17,8 @@
 #include "convert.h"
 #include "net/handshake.h"
 #include "serve/client_machine.h"
+#include "serve/fill.h"
+#include "serve/homeless.h"
 #include "serve/request_builder.h"
 #include "serve/session.h"
 
@@ -75,23 +77,89 @@ class FrameList : public ReplySink {
   Bytes body_;
 };
 
-struct SimServer {
-  SimServer(uint32_t shards, const nb::bytes& token)
-      : state(std::make_shared<ServerState>(shards, to_bytes(token), 0)) {}
+Bytes frame_of(const Request& request) {
+  Bytes frame = encode_head(request.header, request.parts, request.body_bytes);
+  for (const auto piece : request.body) frame.insert(frame.end(), piece.begin(), piece.end());
+  return frame;
+}
 
-  // Answers of the sync shard that are ready: (number of the session, frame).
+struct SimServer {
+  SimServer(uint32_t shards, const nb::bytes& token, bool placed, bool weak)
+      : state(std::make_shared<ServerState>(shards, to_bytes(token), 0, weak)) {
+    for (uint32_t s = 0; s < shards && !placed; ++s) state->store.shard(s).unplace();
+  }
+
+  // Answers that waited and are ready: (number of the session, frame).
   nb::list mail() const {
     nb::list frames;
     for (const Mailbox::Mail& mail : mailbox->take()) {
-      Bytes frame = encode_head(mail.header, {}, mail.body.size());
+      Bytes frame = encode_head(mail.header, mail.parts, mail.body.size());
       frame.insert(frame.end(), mail.body.begin(), mail.body.end());
       frames.append(nb::make_tuple(mail.session, to_python(frame)));
     }
     return frames;
   }
 
+  // What server.cc and its chain driver do.
+  void place(uint32_t index, const Placement& placement) {
+    if (placement.version <= state->placement) return;
+    me = index;
+    state->chain.introduce(index, 1, placement.servers.size());
+    state->place(placement.version, placement.places_of(index));
+  }
+  nb::bytes hello() const { return to_python(small_frame(Kind::hello, kServerClients + me, 1, Digest{})); }
+  nb::bytes proof(const nb::bytes& token, const nb::bytes& challenge) const {
+    Digest theirs{};
+    if (challenge.size() >= sizeof(Header) + sizeof theirs)
+      std::memcpy(theirs.data(), challenge.c_str() + sizeof(Header), sizeof theirs);
+    const Digest proof = client_proof(to_bytes(token), Digest{}, theirs, kServerClients + me, 1);
+    return to_python(small_frame(Kind::proof, kServerClients + me, 1, proof));
+  }
+  nb::list outgoing(uint32_t server) const {
+    nb::list frames;
+    while (const auto request = state->chain.next_to_send(server))
+      frames.append(to_python(frame_of(*request)));
+    return frames;
+  }
+  void incoming(uint32_t server, const nb::bytes& bytes) const {
+    FrameReader reader(kBodyMax);
+    each_frame(reader, bytes, [&](const Result<std::optional<FrameView>>& next) {
+      state->chain.on_reply(server, **next);
+      return true;
+    });
+  }
+  // All that a shard is, to be compared with its copies: its head, and (table, key, meta, row) in order.
+  nb::tuple image(uint32_t number) const {
+    Shard& shard = state->store.shard(number);
+    const Shard::ImageHead head = shard.begin_image();
+    nb::list rows;
+    for (;;) {
+      const ImagePage page = take(shard.read_image(head.id, size_t{1} << 30));
+      if (page.keys.empty()) break;
+      const size_t floats = page.rows.size() / page.keys.size();
+      for (size_t i = 0; i < page.keys.size(); ++i)
+        rows.append(nb::make_tuple(page.table, page.keys[i],
+                                   nb::bytes(reinterpret_cast<const char*>(&page.metas[i]), sizeof(RowMeta)),
+                                   nb::bytes(reinterpret_cast<const char*>(&page.rows[i * floats]), 4 * floats)));
+    }
+    shard.end_image(head.id);
+    return nb::make_tuple(to_python(head.bytes), rows);
+  }
+
+  uint32_t me = 0;
+
   std::shared_ptr<ServerState> state;
   std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>([] {});
+};
+
+// A fill by the server's thread. `step`: the code of its status.
+struct SimFill {
+  SimFill(const SimServer& server, uint32_t shard, uint32_t target, uint32_t term)
+      : state(server.state), filler(*state, shard, target, term) {}
+  int step() { return static_cast<int>(filler.step().code()); }
+
+  std::shared_ptr<ServerState> state;
+  Filler filler;
 };
 
 // Any request; keeps the last answer's body.
@@ -212,6 +280,7 @@ class SimClient {
       request->operation = operation;
       request->server = server;
       request->header.kind = kind;
+      request->header.member_term = builder_.placement()->version;
       request->blocks.push_back(builder_.allocate(body.size(), false));
       std::memcpy(request->blocks[0]->bytes().data(), body.c_str(), body.size());
       request->body.push_back(request->blocks[0]->bytes().first(body.size()));
@@ -229,11 +298,7 @@ class SimClient {
 
   nb::list outgoing(uint32_t server) {
     nb::list frames;
-    while (const auto request = machine_.next_to_send(server)) {
-      Bytes frame = encode_head(request->header, request->parts, request->body_bytes);
-      for (const auto piece : request->body) frame.insert(frame.end(), piece.begin(), piece.end());
-      frames.append(to_python(frame));
-    }
+    while (const auto request = machine_.next_to_send(server)) frames.append(to_python(frame_of(*request)));
     return frames;
   }
 
@@ -243,6 +308,10 @@ class SimClient {
       const uint64_t number = frame.header.request;
       if (const auto request = machine_.find(server, number)) {
         const auto code = static_cast<Code>(frame.header.code);
+        if (code == Code::moved || Homeless::too_new(*request, frame.header, *builder_.placement())) {
+          homeless_.take(machine_, *request, {Code::moved, "elsewhere"});
+          return true;
+        }
         const Status status =
             code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, "refused"};
         if (!status.ok() || frame.header.last != 0) machine_.answered(server, number, status);
@@ -251,6 +320,21 @@ class SimClient {
     });
   }
 
+  // What RemoteClient::set_placement does.
+  void set_placement(const Placement& placement) {
+    const auto before = builder_.placement();
+    if (placement.version <= before->version) return;
+    machine_.grow(placement.servers.size());
+    builder_.set_placement(std::make_shared<const Placement>(placement));
+    for (uint32_t i = 0; i < before->servers.size(); ++i) {
+      if (!before->is_up(i) || placement.is_up(i)) continue;
+      for (const auto& request : machine_.open_requests(i))
+        homeless_.take(machine_, *request, {Code::moved, "gone"});
+    }
+    send_homeless();
+  }
+  bool send_homeless() { return !homeless_.send(machine_, builder_).empty(); }
+  bool homeless() const { return !homeless_.empty(); }
   void lost(uint32_t server) { machine_.lost(server); }
   bool done(uint64_t number) const { return operations_.at(number)->done(); }
   int code(uint64_t number) const { return static_cast<int>(operations_.at(number)->status().code()); }
@@ -284,6 +368,7 @@ class SimClient {
   const Digest nonce_{};  // simulated runs replay from a seed: nothing in them is random by itself
   ClientMachine machine_;
   RequestBuilder builder_;
+  Homeless homeless_;
   Merger merger_;
   FrameReader reader_{kBodyMax};
   std::map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
@@ -297,12 +382,27 @@ void bind_protocol(nb::module_& parent) {
   using namespace nb::literals;
   nb::module_ m = parent.def_submodule("protocol", "The protocol's state machines, for simulators.");
   nb::class_<SimServer>(m, "Server")
-      .def(nb::init<uint32_t, const nb::bytes&>(), "shards"_a, "token"_a)
+      .def(nb::init<uint32_t, const nb::bytes&, bool, bool>(), "shards"_a, "token"_a, "placed"_a = true,
+           "weak"_a = false)
       .def("mail", &SimServer::mail)
+      .def("place", &SimServer::place, "index"_a, "placement"_a)
+      .def("hello", &SimServer::hello)
+      .def("proof", &SimServer::proof, "token"_a, "challenge"_a)
+      .def("outgoing", &SimServer::outgoing, "server"_a)
+      .def("incoming", &SimServer::incoming, "server"_a, "frame"_a)
+      .def("has_open",
+           [](const SimServer& self, uint32_t server) { return self.state->chain.has_open(server); })
+      .def("lost", [](const SimServer& self, uint32_t server) { self.state->chain.lost(server); })
+      .def("gone", [](const SimServer& self, uint32_t server) { self.state->chain.gone(server); })
+      .def("image", &SimServer::image, "shard"_a)
       .def("counters", [](const SimServer& self) {
         const ServerCounters& c = self.state->counters;
         return counts({{"pushes", c.pushes}, {"duplicates", c.duplicates}, {"refused", c.refused}});
       });
+  nb::class_<SimFill>(m, "Fill")
+      .def(nb::init<const SimServer&, uint32_t, uint32_t, uint32_t>(), "server"_a, "shard"_a, "target"_a,
+           "term"_a)
+      .def("step", &SimFill::step);
   nb::class_<SimSession>(m, "Session")
       .def(nb::init<const SimServer&>(), "server"_a)
       .def("feed", &SimSession::feed, "frame"_a)
@@ -320,6 +420,9 @@ void bind_protocol(nb::module_& parent) {
       .def("answer", &SimClient::answer, "operation"_a, "server"_a)
       .def("outgoing", &SimClient::outgoing, "server"_a)
       .def("incoming", &SimClient::incoming, "server"_a, "frame"_a)
+      .def("set_placement", &SimClient::set_placement, "placement"_a)
+      .def("send_homeless", &SimClient::send_homeless)
+      .def("homeless", &SimClient::homeless)
       .def("lost", &SimClient::lost, "server"_a)
       .def("done", &SimClient::done, "operation"_a)
       .def("code", &SimClient::code, "operation"_a)

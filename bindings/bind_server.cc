@@ -72,12 +72,12 @@ nb::class_<PyServer> bind_server(nb::module_& m) {
           "index"_a, "placement"_a)
       .def(
           "fill",
-          [](PyServer& self, uint32_t shard, uint32_t target, double timeout_s) {
+          [](PyServer& self, uint32_t shard, uint32_t target, uint32_t term, double timeout_s) {
             const auto deadline = deadline_in(timeout_s);
-            const Status status = without_gil([&] { return self.server->fill(shard, target, deadline); });
+            const Status status = without_gil([&] { return self.server->fill(shard, target, term, deadline); });
             if (!status.ok()) raise(status);
           },
-          "shard"_a, "target"_a, "timeout_s"_a)
+          "shard"_a, "target"_a, "term"_a, "timeout_s"_a)
       .def_prop_ro("port", [](const PyServer& self) { return self.server->port(); })
       .def("counters", &counters)
       .def("stop", [](PyServer& self) { without_gil([&] { self.server->stop(); }); });

@@ -8,6 +8,16 @@
 namespace shoal {
 namespace {
 
+// What a shard keeps for servers behind before replies wait for those, under whatever mode.
+constexpr size_t kUnheldBytes = size_t{256} << 20;
+
+size_t bytes_of(std::span<const Part> entry) {
+  size_t bytes = 0;
+  for (const Part& part : entry)
+    bytes += sizeof(Part) + size_t{8} * part.count + size_t{4} * part.values_words;
+  return bytes;
+}
+
 // Calls `f` for every run of parts that are one entry of one shard.
 template <typename F>
 void each_entry(std::span<const Part> parts, F f) {
@@ -65,6 +75,24 @@ void Chain::send_unheld(uint16_t shard) {
   }
 }
 
+// Under mutex_, these three.
+void Chain::forget(PerShard& here, uint64_t up_to) {
+  const auto end = here.unheld.upper_bound(up_to);
+  for (auto it = here.unheld.begin(); it != end; it = here.unheld.erase(it))
+    here.unheld_bytes -= bytes_of(it->second.parts);
+}
+
+void Chain::release_all(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready) {
+  for (auto& [entry, waiter] : here.waiting)
+    if (--waiter->marks == 0) ready.push_back(std::move(waiter));
+  here.waiting.clear();
+}
+
+// A server behind that is far behind slows everybody down rather than fill this one's memory.
+bool Chain::waits(const PerShard& here) {
+  return here.awaited || (here.place.next != kNobody && here.unheld_bytes > kUnheldBytes);
+}
+
 void Chain::place(uint16_t shard, const ChainPlace& place) {
   std::vector<std::shared_ptr<Waiter>> ready;
   {
@@ -76,16 +104,14 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
     here.fill = nullptr;
     here.place = place;
     here.awaited = place.next != kNobody && !weak_;
-    if (place.next == kNobody) here.unheld.clear();
-    if (!here.awaited) {
-      for (auto& [entry, waiter] : here.waiting) {
-        if (!place.member) waiter->lost.push_back(shard);
-        if (--waiter->marks == 0) ready.push_back(std::move(waiter));
-      }
-      here.waiting.clear();
-    }
+    if (place.next == kNobody) forget(here, UINT64_MAX);
+    for (auto& [entry, waiter] : here.waiting)
+      if (!place.member) waiter->lost.push_back(shard);
+    if (!waits(here)) release_all(here, ready);
     if (!same) send_unheld(shard);
     if (place.next != kNobody) in_use_ = true;
+    ++answers_;
+    answered_.notify_all();  // whoever fills was waiting for nothing
   }
   for (const auto& waiter : ready) waiter->done(waiter->lost);
   wake_();
@@ -104,6 +130,7 @@ void Chain::send(const Header& header, std::span<const Part> parts, Bytes body) 
         std::vector<Part>& more = together[here.place.next];
         more.insert(more.end(), kept.parts.begin(), kept.parts.end());
       }
+      here.unheld_bytes += bytes_of(kept.parts);
       here.unheld.emplace(log_entry(entry[0]), std::move(kept));
     });
     for (auto& [target, mine] : together) post(target, header, std::move(mine), body);
@@ -135,7 +162,7 @@ void Chain::when_held(std::span<const Part> parts, Done done) {
       // Applied as a member, which this server is no more. (One that is being filled is not one yet.)
       const bool left = !here.place.member && entry[0].term < here.place.term;
       if (here.held < number && left) waiter->lost.push_back(entry[0].shard);
-      if (here.held >= number || !here.awaited) return;
+      if (here.held >= number || !waits(here)) return;
       here.waiting.emplace(number, waiter);
       ++waiter->marks;
     });
@@ -149,7 +176,7 @@ void Chain::hold(uint16_t shard, uint64_t entry, std::vector<std::shared_ptr<Wai
   PerShard& here = shards_[shard];
   if (entry <= here.held) return;
   here.held = entry;
-  here.unheld.erase(here.unheld.begin(), here.unheld.upper_bound(entry));
+  forget(here, entry);
   const auto end = here.waiting.upper_bound(entry);
   for (auto it = here.waiting.begin(); it != end; it = here.waiting.erase(it))
     if (--it->second->marks == 0) ready.push_back(std::move(it->second));
@@ -158,18 +185,34 @@ void Chain::hold(uint16_t shard, uint64_t entry, std::vector<std::shared_ptr<Wai
 Chain::FillPtr Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term) {
   const std::lock_guard lock(mutex_);
   PerShard& here = shards_[shard];
-  here.place.term = term;
+  const bool behind = here.place.next != kNobody && here.fill == nullptr;
+  if (!here.place.member || here.place.term != term || behind || target >= servers_) return nullptr;
   here.place.next = target;
   here.awaited = false;
   here.paused = true;
   here.held = 0;
-  here.unheld.clear();
+  forget(here, UINT64_MAX);
   in_use_ = true;
   auto fill = std::make_shared<Fill>();
   fill->shard = shard;
   fill->target = target;
   fill->term = term;
   return here.fill = fill;
+}
+
+void Chain::give_up(const FillPtr& fill) {
+  std::vector<std::shared_ptr<Waiter>> ready;
+  {
+    const std::lock_guard lock(mutex_);
+    PerShard& here = shards_[fill->shard];
+    if (!is_current(*fill)) return;
+    here.fill = nullptr;
+    here.place.next = kNobody;
+    here.awaited = here.paused = false;
+    forget(here, UINT64_MAX);
+    release_all(here, ready);
+  }
+  for (const auto& waiter : ready) waiter->done(waiter->lost);
 }
 
 // Under mutex_. Another fill, or a new placement, may have come between.
@@ -191,7 +234,7 @@ void Chain::image_sent(const FillPtr& fill, uint64_t entry) {
     here.paused = false;
     here.awaited = !weak_;
     // What the image holds need not be sent; `held` grows by answers alone.
-    here.unheld.erase(here.unheld.begin(), here.unheld.upper_bound(entry));
+    forget(here, entry);
     send_unheld(fill->shard);
     Part end;
     end.shard = fill->shard;
@@ -207,24 +250,26 @@ void Chain::image_sent(const FillPtr& fill, uint64_t entry) {
   wake_();
 }
 
-Status Chain::wait_for(const FillPtr& fill, size_t bytes, bool done,
-                       std::chrono::steady_clock::time_point deadline) {
+Chain::FillState Chain::state(const FillPtr& fill) {
+  const std::lock_guard lock(mutex_);
+  if (fill->failed.ok() && !is_current(*fill)) fill->failed = {Code::moved, "the shard was placed anew"};
+  return {fill->open, fill->bytes, fill->done, fill->failed};
+}
+
+uint64_t Chain::answers() {
+  const std::lock_guard lock(mutex_);
+  return answers_;
+}
+
+bool Chain::wait_for_answer(uint64_t answers, std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(mutex_);
-  const auto over = [&] {
-    if (fill->failed.ok() && !is_current(*fill)) fill->failed = {Code::moved, "the shard was placed anew"};
-    if (!fill->failed.ok()) return true;
-    return done ? fill->done : bytes == 0 ? fill->open == 0 : fill->bytes <= bytes;
-  };
-  if (!answered_.wait_until(lock, deadline, over))
-    return {Code::timeout, "server " + std::to_string(fill->target) + " was not filled with shard " +
-                               std::to_string(fill->shard) + " in time"};
-  return fill->failed;
+  return answered_.wait_until(lock, deadline, [&] { return answers_ > answers; });
 }
 
 void Chain::restored(uint16_t shard) {
   const std::lock_guard lock(mutex_);
   shards_[shard].held = 0;
-  shards_[shard].unheld.clear();
+  forget(shards_[shard], UINT64_MAX);
 }
 
 size_t Chain::servers() {
@@ -249,7 +294,9 @@ void Chain::lost(uint32_t server) {
 
 void Chain::gone(uint32_t server) {
   const std::lock_guard lock(mutex_);
+  if (!machine_->has_open(server)) return;
   machine_->fail(server, {Code::moved, "gone"});
+  ++answers_;
   answered_.notify_all();
 }
 
@@ -282,6 +329,7 @@ void Chain::on_reply(uint32_t server, const FrameView& frame) {
       fill->done = fill->done || (sent.ends_fill && code == Code::ok);
     }
     machine_->answered(server, frame.header.request, {});
+    ++answers_;
     answered_.notify_all();
   }
   for (const auto& waiter : ready) waiter->done(waiter->lost);

@@ -68,12 +68,23 @@ class Chain {
     Status failed;  // the target refused a frame, or the placement changed
   };
   using FillPtr = std::shared_ptr<Fill>;
+  // Null where the shard's place is not that of `term`, or another server is behind this one.
   FillPtr begin_fill(uint16_t shard, uint32_t target, uint32_t term);
+  // The target has nothing to be waited for; the chain is what it was.
+  void give_up(const FillPtr& fill);
   void send_image(const FillPtr& fill, const Header& header, std::vector<Part> parts, Bytes body);
   void image_sent(const FillPtr& fill, uint64_t entry);
-  // Waits until at most `bytes` of it are on their way (0: until all was answered), or until it is done.
-  Status wait_for(const FillPtr& fill, size_t bytes, bool done,
-                  std::chrono::steady_clock::time_point deadline);
+  // How far it is. `Fill` itself changes under the chain's mutex.
+  struct FillState {
+    size_t open;
+    size_t bytes;
+    bool done;
+    Status failed;
+  };
+  FillState state(const FillPtr& fill);
+  // Waits for an answer that comes after the first `answers`, or a new placement. False: none came in time.
+  uint64_t answers();
+  bool wait_for_answer(uint64_t answers, std::chrono::steady_clock::time_point deadline);
 
   // The shard is another one now, such as a checkpoint's: nothing of its log is held.
   void restored(uint16_t shard);
@@ -110,6 +121,7 @@ class Chain {
     FillPtr fill = nullptr;  // the one under way
     uint64_t held = 0;
     std::map<uint64_t, Kept> unheld = {};
+    size_t unheld_bytes = 0;
     std::multimap<uint64_t, std::shared_ptr<Waiter>> waiting = {};
   };
   std::shared_ptr<Sent> post(uint32_t target, const Header& header, std::vector<Part> parts,
@@ -117,12 +129,16 @@ class Chain {
   bool is_current(const Fill& fill);
   void send_unheld(uint16_t shard);
   void hold(uint16_t shard, uint64_t entry, std::vector<std::shared_ptr<Waiter>>& ready);
+  static void forget(PerShard& here, uint64_t up_to);
+  static void release_all(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready);
+  static bool waits(const PerShard& here);
 
   const std::function<void()> wake_;
   const bool weak_;
   std::mutex mutex_;
   std::condition_variable answered_;
   // Guarded by mutex_:
+  uint64_t answers_ = 0;
   std::unique_ptr<ClientMachine> machine_;
   size_t servers_ = 0;
   std::atomic<bool> in_use_{false};  // there are servers behind this one

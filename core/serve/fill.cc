@@ -32,54 +32,107 @@ Header header_of(Kind kind) {
 
 }  // namespace
 
-Status fill_replica(ServerState& server, uint32_t shard, uint32_t target,
-                    std::chrono::steady_clock::time_point deadline) {
-  Shard& source = server.store.shard(shard);
-  const uint32_t term = source.term();
-  Chain& chain = server.chain;
-  // First: what is declared and pushed from here on also goes to the target.
-  const Chain::FillPtr fill = chain.begin_fill(static_cast<uint16_t>(shard), target, term);
-  const auto send = [&](const Chain::FillPtr& to, Kind kind, std::vector<Part> parts, Bytes body) {
-    chain.send_image(to, header_of(kind), std::move(parts), std::make_shared<const Bytes>(std::move(body)));
-  };
-  for (const auto& spec : server.store.tables()) send(fill, Kind::declare, {}, encode_table(*spec));
-  Part part;
-  part.shard = static_cast<uint16_t>(shard);
-  part.term = term;
-  Chain::FillPtr sync_fill;
-  if (shard == 0) {  // the sync shard goes with it; it is small, and sent as one
-    sync_fill = chain.begin_fill(kSyncLog, target, term);
-    SyncDesk::Image sync = server.sync.image(true);
-    Part whole = part;
+Filler::Filler(ServerState& server, uint32_t shard, uint32_t target, uint32_t term)
+    : server_(server), chain_(server.chain), source_(server.store.shard(shard)), target_(target) {
+  part_.shard = static_cast<uint16_t>(shard);
+  part_.term = term;
+}
+
+Filler::~Filler() {
+  if (reading_) source_.end_image(image_.id);
+}
+
+void Filler::send(const Chain::FillPtr& to, Kind kind, std::vector<Part> parts, Bytes body) {
+  chain_.send_image(to, header_of(kind), std::move(parts), std::make_shared<const Bytes>(std::move(body)));
+}
+
+void Filler::begin() {
+  for (const auto& spec : server_.store.tables()) send(fill_, Kind::declare, {}, encode_table(*spec));
+  if (sync_fill_ != nullptr) {  // small, and sent as one
+    SyncDesk::Image sync = server_.sync.image(true);
+    Part whole = part_;
     whole.shard = kSyncLog;
-    set_log_entry(whole, sync.entry);
-    send(sync_fill, Kind::image, {whole}, std::move(sync.bytes));
-    if (Status status = chain.wait_for(sync_fill, 0, false, deadline); !status.ok()) return status;
-    chain.image_sent(sync_fill, sync.entry);
+    set_log_entry(whole, sync_entry_ = sync.entry);
+    send(sync_fill_, Kind::image, {whole}, std::move(sync.bytes));
   }
-  Shard::ImageHead head = source.begin_image();
-  send(fill, Kind::image, {part}, std::move(head.bytes));
-  Status status;
-  for (;;) {
-    status = chain.wait_for(fill, kBytesOpen, false, deadline);
-    if (!status.ok()) break;
-    Result<ImagePage> page = source.read_image(head.id, kPageBytes);
-    status = page.status();
-    if (!status.ok() || page->keys.empty()) break;
+  image_ = source_.begin_image();
+  reading_ = true;
+  send(fill_, Kind::image, {part_}, std::move(image_.bytes));
+}
+
+// Ok: all of them are sent.
+Status Filler::send_pages() {
+  while (chain_.state(fill_).bytes <= kBytesOpen) {
+    Result<ImagePage> page = source_.read_image(image_.id, kPageBytes);
+    if (!page.ok()) return {Code::internal, page.status().message()};  // such as another image of the shard
+    if (page->keys.empty()) return {};
+    Part part = part_;
     part.table = page->table;
     part.count = static_cast<uint32_t>(page->keys.size());
     part.values_words = static_cast<uint32_t>(page->rows.size());
-    send(fill, Kind::image, {part}, encode_page(*page));
+    send(fill_, Kind::image, {part}, encode_page(*page));
   }
-  source.end_image(head.id);
-  // A page that is sent again after a lost connection must not come behind an entry.
-  if (status.ok()) status = chain.wait_for(fill, 0, false, deadline);
-  if (status.ok()) {
-    chain.image_sent(fill, head.entry);
-    status = chain.wait_for(fill, 0, true, deadline);
+  return {Code::unavailable, "more than enough is on its way"};
+}
+
+Status Filler::advance() {
+  const Status not_yet{Code::unavailable, "the target has yet to answer"};
+  if (phase_ == Phase::begin) {
+    // First: what is declared and pushed from here on also goes to the target.
+    fill_ = chain_.begin_fill(part_.shard, target_, part_.term);
+    if (fill_ != nullptr && part_.shard == 0) sync_fill_ = chain_.begin_fill(kSyncLog, target_, part_.term);
+    if (fill_ == nullptr || (part_.shard == 0 && sync_fill_ == nullptr))
+      return {Code::moved, "the shard was placed anew before it could be sent"};
+    begin();
+    phase_ = sync_fill_ != nullptr ? Phase::sync : Phase::pages;
   }
-  if (status.ok() && sync_fill != nullptr) status = chain.wait_for(sync_fill, 0, true, deadline);
+  for (const Chain::FillPtr& fill : {fill_, sync_fill_})
+    if (fill != nullptr && !chain_.state(fill).failed.ok()) return chain_.state(fill).failed;
+  if (phase_ == Phase::sync) {
+    if (chain_.state(sync_fill_).open > 0) return not_yet;
+    chain_.image_sent(sync_fill_, sync_entry_);
+    phase_ = Phase::pages;
+  }
+  if (phase_ == Phase::pages) {
+    if (Status status = send_pages(); !status.ok()) return status;
+    source_.end_image(image_.id);
+    reading_ = false;
+    phase_ = Phase::drain;
+  }
+  if (phase_ == Phase::drain) {
+    // A page that is sent again after a lost connection must not come behind an entry.
+    if (chain_.state(fill_).open > 0) return not_yet;
+    chain_.image_sent(fill_, image_.entry);
+    phase_ = Phase::end;
+  }
+  const bool done = chain_.state(fill_).done && (sync_fill_ == nullptr || chain_.state(sync_fill_).done);
+  return done ? Status{} : not_yet;
+}
+
+void Filler::give_up() {
+  for (const Chain::FillPtr& fill : {fill_, sync_fill_})
+    if (fill != nullptr) chain_.give_up(fill);
+}
+
+Status Filler::step() {
+  Status status = advance();
+  if (!status.ok() && status.code() != Code::unavailable) give_up();
   return status;
+}
+
+Status fill_replica(ServerState& server, uint32_t shard, uint32_t target, uint32_t term,
+                    std::chrono::steady_clock::time_point deadline) {
+  Filler filler(server, shard, target, term);
+  for (;;) {
+    const uint64_t answers = server.chain.answers();
+    Status status = filler.step();
+    if (status.code() != Code::unavailable) return status;
+    if (!server.chain.wait_for_answer(answers, deadline)) {
+      filler.give_up();
+      return {Code::timeout, "server " + std::to_string(target) + " was not filled with shard " +
+                                 std::to_string(shard) + " in time"};
+    }
+  }
 }
 
 }  // namespace shoal

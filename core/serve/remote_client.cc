@@ -259,9 +259,9 @@ bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
     request = machine_.find(server, frame.header.request);
   }
   if (request == nullptr) return true;
-  if (code == Code::moved) {
+  if (code == Code::moved || Homeless::too_new(*request, frame.header, *builder_.placement())) {
     const std::lock_guard lock(mutex_);
-    refused(*request, {code, text()});
+    refused(*request, {Code::moved, text()});
     changed_.notify_all();
     return true;
   }
@@ -445,8 +445,7 @@ void RemoteClient::close() {
     peer->link.reset();
   }
   const std::lock_guard lock(mutex_);
-  std::vector<uint32_t> ignored;
-  find_homes(ignored);
+  homeless_.send(machine_, builder_);
   for (uint32_t i = 0; i < servers_; ++i) machine_.fail(i, {Code::closed, "this client was closed"});
   changed_.notify_all();
 }

@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "base/pool.h"
+#include "serve/homeless.h"
 #include "serve/link.h"
 #include "serve/pulse.h"
 #include "serve/request_builder.h"
@@ -87,7 +88,6 @@ class RemoteClient : public StoreClient {
   // the servers that then have something to be sent.
   void refused(const Request& request, Status why);
   Status gone_status(uint32_t server) const;
-  void find_homes(std::vector<uint32_t>& servers);
   void send_homeless();
   uint32_t servers() const { return servers_; }
   Status late(const ClientOperation& operation);
@@ -134,8 +134,8 @@ class RemoteClient : public StoreClient {
   // Guarded by mutex_:
   ClientMachine machine_;
   std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
-  std::vector<std::shared_ptr<Request>> homeless_;  // refused by servers that know another placement
-  Clock::time_point homes_next_{};                  // when they are tried again
+  Homeless homeless_;
+  Clock::time_point homes_next_{};  // when they are tried again
   bool pumping_ = false;
   bool background_ = false;  // somebody left an operation to the background thread
   bool closing_ = false;

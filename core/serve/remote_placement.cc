@@ -27,38 +27,20 @@ void RemoteClient::set_placement(Placement placement) {
       if (!before->is_up(i) || now->is_up(i)) continue;
       for (const auto& request : machine_.open_requests(i)) refused(*request, gone_status(i));
     }
-    find_homes(servers);
+    servers = homeless_.send(machine_, builder_);
     changed_.notify_all();
   }
   for (const uint32_t server : servers) flush(server);
   wake();
 }
 
-// The server knows another placement than this request was made for, or is gone. Under mutex_.
+// Under mutex_.
 void RemoteClient::refused(const Request& request, Status why) {
-  const auto kind = static_cast<Kind>(request.header.kind);
-  if (kind != Kind::push && kind != Kind::pull && kind != Kind::sync) {
-    machine_.answered(request.server, request.header.request, std::move(why));  // asked anew as a whole
-    return;
-  }
-  if (auto taken = machine_.withdraw(request.server, request.header.request); taken != nullptr) {
-    homeless_.push_back(std::move(taken));
-    homes_next_ = Clock::now() + kHomesTick;
-  }
+  if (homeless_.take(machine_, request, std::move(why))) homes_next_ = Clock::now() + kHomesTick;
 }
 
 Status RemoteClient::gone_status(uint32_t server) const {
   return {Code::moved, peers_[server]->address.name() + " is gone"};
-}
-
-void RemoteClient::find_homes(std::vector<uint32_t>& servers) {
-  for (const auto& request : std::exchange(homeless_, {})) {
-    for (auto& one : builder_.route(std::make_shared<Request>(*request))) {
-      servers.push_back(one->server);
-      machine_.add(std::move(one));
-    }
-    machine_.seal(*request->operation);
-  }
 }
 
 void RemoteClient::send_homeless() {
@@ -66,7 +48,7 @@ void RemoteClient::send_homeless() {
   {
     const std::lock_guard lock(mutex_);
     if (homeless_.empty() || Clock::now() < homes_next_) return;
-    find_homes(servers);
+    servers = homeless_.send(machine_, builder_);
   }
   for (const uint32_t server : servers) flush(server);
 }

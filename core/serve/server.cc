@@ -238,8 +238,8 @@ class EpollServer : public Server {
     state_.place(placement.version, placement.places_of(index));
   }
 
-  Status fill(uint32_t shard, uint32_t target, Clock::time_point deadline) override {
-    return fill_replica(state_, shard, target, deadline);
+  Status fill(uint32_t shard, uint32_t target, uint32_t term, Clock::time_point deadline) override {
+    return fill_replica(state_, shard, target, term, deadline);
   }
 
   void stop() override {

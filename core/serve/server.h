@@ -39,7 +39,8 @@ class Server {
   virtual void place(uint32_t index, const Placement& placement) = 0;
   // Fills the server `target` with a shard of which this one is the last of the chain, while pushes go on.
   // When it returns, `target` has all that was acknowledged and is waited for by what will be.
-  virtual Status fill(uint32_t shard, uint32_t target, std::chrono::steady_clock::time_point deadline) = 0;
+  virtual Status fill(uint32_t shard, uint32_t target, uint32_t term,
+                      std::chrono::steady_clock::time_point deadline) = 0;
   virtual ServerState& state() = 0;  // for images; it lives as long as the server
   virtual void stop() = 0;           // ends every connection and thread; idempotent
 };

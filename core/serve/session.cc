@@ -174,6 +174,7 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
       const Status status = server_.store.declare(std::move(*spec));
       // A server that is being filled may not be known to the client yet. Only news: chains go in circles.
       if (status.ok() && news && server_.chain.in_use()) server_.chain.declare(frame.body);
+      try_early();
       return answer(frame, status, sink);
     }
     case Kind::goodbye:

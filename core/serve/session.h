@@ -168,6 +168,8 @@ class Session {
     Groups groups;
     std::vector<Ack> acks;  // `unavailable`: not yet
   };
+  static ptrdiff_t waiting(const std::vector<Ack>& acks);
+  void try_early();
   Status try_entries(const FrameView& frame, const Groups& groups, std::vector<Ack>& acks);
   Ack replay(const FrameView& frame, std::span<const Part> parts, std::span<const PushPart> pushes);
   void finish_entries(const FrameView& frame, const Groups& groups, std::span<const Ack> acks,

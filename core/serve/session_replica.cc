@@ -118,7 +118,12 @@ Status Session::try_entries(const FrameView& frame, const Groups& groups, std::v
   std::vector<PushPart> pushes;
   std::vector<std::vector<int64_t>> copies;
   if (frame.header.kind == static_cast<uint16_t>(Kind::replicate_push))
-    if (Status status = check_push(frame, pushes, copies); !status.ok()) return status;
+    if (Status status = check_push(frame, pushes, copies); !status.ok()) {
+      // A table that is not declared here yet will be: its turn comes then.
+      for (Ack& ack : acks)
+        if (status.code() != Code::unknown_table) ack.status = status;
+      return status;
+    }
   size_t rows = 0;
   for (const PushPart& push : pushes) rows += push.keys.size();
   const auto apply = [&](size_t g) {
@@ -152,41 +157,47 @@ void Session::finish_entries(const FrameView& frame, const Groups& groups, std::
   answer_when_held(frame.header, had, had, status);
 }
 
+// How many have not had their turn.
+ptrdiff_t Session::waiting(const std::vector<Ack>& acks) {
+  return std::count_if(acks.begin(), acks.end(),
+                       [](const Ack& ack) { return ack.status.code() == Code::unavailable; });
+}
+
 Session::Outcome Session::replicate(const FrameView& frame, ReplySink& sink) {
   const Result<Groups> groups = groups_of(frame.parts);
   if (!groups.ok()) return answer(frame, groups.status(), sink);
-  const Status not_yet{Code::unavailable, ""};
-  std::vector<Ack> acks(groups->size(), Ack{.status = not_yet});
-  const auto waits = [](const std::vector<Ack>& all) {
-    return std::any_of(all.begin(), all.end(),
-                       [](const Ack& ack) { return ack.status.code() == Code::unavailable; });
-  };
-  Status status = try_entries(frame, *groups, acks);
-  if (waits(acks)) {  // also where a part was refused: the others still have their turn
+  std::vector<Ack> acks(groups->size(), Ack{.status = {Code::unavailable, ""}});
+  const Status status = try_entries(frame, *groups, acks);
+  if (waiting(acks) == 0) {
+    finish_entries(frame, *groups, acks, status);
+  } else {  // also where a part was refused: the others still have their turn
     early_.push_back({frame.header,
                       {frame.parts.begin(), frame.parts.end()},
                       {frame.body.begin(), frame.body.end()},
                       *groups,
                       std::move(acks)});
-    return Outcome::done;
   }
-  finish_entries(frame, *groups, acks, status);
-  // It may have been what others wait for, and these what still others do.
+  try_early();
+  return Outcome::done;
+}
+
+// A part of a frame may have been what others wait for, and these what still others do.
+void Session::try_early() {
   for (bool moved = true; moved;) {
     moved = false;
     for (auto it = early_.begin(); it != early_.end();) {
       const FrameView early{it->header, it->parts, it->body};
-      status = try_entries(early, it->groups, it->acks);
-      if (waits(it->acks)) {
+      const ptrdiff_t before = waiting(it->acks);
+      const Status status = try_entries(early, it->groups, it->acks);
+      moved = moved || waiting(it->acks) < before;
+      if (waiting(it->acks) > 0) {
         ++it;
         continue;
       }
       finish_entries(early, it->groups, it->acks, status);
       it = early_.erase(it);
-      moved = true;
     }
   }
-  return Outcome::done;
 }
 
 Session::Outcome Session::image(const FrameView& frame, ReplySink& sink) {

@@ -401,10 +401,15 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
   if (!knows_placement(frame)) return answer(frame, other_placement(frame), sink);
   request->client = client_;
   request->incarnation = incarnation_;
-  const auto deliver = [mail = mail_, session = number_, header = frame.header](const SyncReply& reply) {
+  const auto deliver = [&server = server_, mail = mail_, session = number_,
+                        header = frame.header](const SyncReply& reply) {
     const auto text = std::as_bytes(std::span(reply.status.message()));
+    Header answer = reply_header(header, reply.status);
+    // Whoever is let go on reads by this placement or a newer one: a server that slept, was replaced and does
+    // not know it yet would give it rows of the past.
+    answer.member_term = server.placement;
     mail->post({session,
-                reply_header(header, reply.status),
+                answer,
                 {},
                 reply.status.ok() ? encode_sync_reply(reply) : std::vector(text.begin(), text.end())});
   };

@@ -50,6 +50,7 @@ class Connection:
     refused: bool = False  # the server has closed it
     cut: bool = False
     reach: list[float] = field(default_factory=lambda: [0.0, 0.0])  # once cut: frames due later are lost
+    stream: bool = False  # keeps order and loses nothing, whatever the plan says
     lag: float = 0.0  # once cut: what still arrives is so much later
     last: list[float] = field(default_factory=lambda: [0.0, 0.0])  # streams: when the newest frame is due
 
@@ -84,7 +85,7 @@ class Network:
         faulty = now < plan.quiet_after
         muted_until = self._muted.get((connection.who, connection.server, direction), 0.0)
         due = now + rng.uniform(0, plan.delay_ms)
-        if plan.stream:
+        if plan.stream or connection.stream:
             due = max(due, muted_until, connection.last[direction])
             connection.last[direction] = due
         elif faulty:

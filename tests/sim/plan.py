@@ -43,6 +43,7 @@ class Plan:
     delay_ms: float
     late_ms: float  # how long a straggler may stay behind
     quiet_after: float  # no fault begins later
+    replicas: int = 0
     columns: tuple[int, ...]  # per table: one for each of its pushes
     actions: tuple[Action, ...]
 

@@ -20,6 +20,7 @@ from .nodes import SimulatedClient, SimulatedServer, Verifier, table_specs
 from .plan import Action, Plan, make_plan
 
 LIVENESS_MS = 60_000.0
+CLIENT_ACTIONS = ("push", "pull", "cut", "mute", "pause_client", "crash")
 NOTICE_MS = 30.0  # until an end sees that its connection is gone
 
 
@@ -46,14 +47,18 @@ class World:
         self.network = Network(plan, self.clock, self._deliver)
         self.placement = [shard % plan.servers for shard in range(plan.shards)]
         self.specs = table_specs(plan.columns)
-        self.ledger = Ledger(plan, self.placement)
         self._rng = random.Random(f"world {plan.seed}")
         self._left = len(plan.actions)
+        self._populate()
+        for action in plan.actions:
+            self._schedule(action)
+
+    def _populate(self) -> None:
+        plan = self.plan
+        self.ledger = Ledger(plan, self.placement)
         self._servers = [SimulatedServer(self, index) for index in range(plan.servers)]
         self.verifier = Verifier(self, self._servers)
         self._clients = [SimulatedClient(self, who) for who in range(plan.clients)]
-        for action in plan.actions:
-            self._schedule(action)
 
     def finished(self) -> bool:
         """Whether all was asked and all was answered; what is still in flight then is late frames."""
@@ -67,9 +72,12 @@ class World:
                 raise Violation(f"not finished {LIVENESS_MS:g} ms after the last fault")
         for client in self._clients:
             client.check_end()
-        tables = self.verifier.read_all()
+        tables = self._final_tables()
         self.ledger.judge(tables)
         return self._summary(tables)
+
+    def _final_tables(self) -> list[Rows]:
+        return self.verifier.read_all()
 
     def _summary(self, tables: list[Rows]) -> Summary:
         pushes = self.ledger.pushes
@@ -89,16 +97,19 @@ class World:
         self._notice(connection)
 
     def _notice(self, connection: Connection) -> None:
-        client = self._clients[connection.who]
+        node = self._node(connection)
         wait = self._rng.uniform(0, NOTICE_MS)
 
         def tell() -> None:
-            if self.clock.now < client.paused_until:
-                self.clock.at(client.paused_until, tell)
+            if self.clock.now < node.paused_until:
+                self.clock.at(node.paused_until, tell)
             else:
-                client.on_loss(connection)
+                node.on_loss(connection)
 
         self.clock.at(self.clock.now + wait, tell)
+
+    def _node(self, connection: Connection) -> SimulatedClient:
+        return self._clients[connection.who]
 
     def _deliver(self, connection: Connection, direction: int, frame: bytes) -> None:
         node: SimulatedServer | SimulatedClient = (
@@ -111,7 +122,7 @@ class World:
 
     def _schedule(self, action: Action) -> None:
         def event() -> None:
-            client = self._clients[action.who] if action.kind != "pause_server" else None
+            client = self._clients[action.who] if action.kind in CLIENT_ACTIONS else None
             if (
                 client is not None
                 and self.clock.now < client.paused_until
@@ -167,28 +178,28 @@ def first_failure(seeds: Iterable[int], run: Callable[[int], object]) -> tuple[i
     return None
 
 
-def fails(plan: Plan) -> Violation | None:
+def fails(plan: Plan, run: Callable[[Plan], object] = run_plan) -> Violation | None:
     """What goes wrong in it, if anything."""
     try:
-        run_plan(plan)
+        run(plan)
     except Violation as violation:
         return violation
     return None
 
 
-def shrink(plan: Plan) -> Plan:
+def shrink(plan: Plan, run: Callable[[Plan], object] = run_plan) -> Plan:
     """A smaller plan that still fails: actions are left out greedily, then the network is made kinder."""
     size = len(plan.actions) // 2
     while size > 0:
         at = 0
         while at < len(plan.actions):
             smaller = dataclasses.replace(plan, actions=plan.actions[:at] + plan.actions[at + size :])
-            if fails(smaller):
+            if fails(smaller, run):
                 plan = smaller
             else:
                 at += size
         size //= 2
     for kinder in ({"drop": 0.0}, {"double": 0.0}, {"delay_ms": 1.0}, {"late_ms": 20.0}):
         smaller = dataclasses.replace(plan, **kinder)  # type: ignore[arg-type]
-        plan = smaller if fails(smaller) else plan
+        plan = smaller if fails(smaller, run) else plan
     return plan

@@ -30,7 +30,7 @@ class ChainDuty:
         self._control = control
         self._index = index
         self._identity = identity
-        self._orders: set[int] = set()  # that were begun: they are repeated until they are void
+        self._filling: set[int] = set()  # numbers of orders
         self.over, self._ended = os.pipe()
         threading.Thread(target=self._run, name="shoal-chains", daemon=True).start()
 
@@ -39,7 +39,11 @@ class ChainDuty:
         pause = threading.Event()
         while True:
             request = WatchPlacement(
-                after=version, wait_s=_WAIT_S, server=self._index, identity=self._identity
+                after=version,
+                wait_s=_WAIT_S,
+                server=self._index,
+                identity=self._identity,
+                filling=tuple(self._filling),
             )
             try:
                 news = self._control.ask(request, PlacementNews, _ASK_S)
@@ -61,16 +65,14 @@ class ChainDuty:
                 self._begin(order)
 
     def _begin(self, order: FillOrder) -> None:
-        if order.number in self._orders:
-            return
-        self._orders.add(order.number)
+        self._filling.add(order.number)
         name = f"shoal-fill-{order.shard}"
         threading.Thread(target=self._fill, args=(order,), name=name, daemon=True).start()
 
     def _fill(self, order: FillOrder) -> None:
         error = ""
         try:
-            self._server.fill(order.shard, order.target, timeout_s=_FILL_S)
+            self._server.fill(order.shard, order.target, order.term, timeout_s=_FILL_S)
         except _core.CoreError as failure:
             error = str(failure)
             _log.warning("filling server %d with shard %d: %s", order.target, order.shard, error)
@@ -79,3 +81,5 @@ class ChainDuty:
             self._control.ask(done, Done, _ASK_S)
         except ShoalError as failure:  # planned again by a coordinator that comes back
             _log.warning("shard %d: %s", order.shard, failure)
+        finally:
+            self._filling.discard(order.number)

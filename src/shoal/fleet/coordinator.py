@@ -235,20 +235,19 @@ class Coordinator:
             if self._options.replicas > 0:
                 self._heard[request.server] = now
         until = now + min(max(0.0, request.wait_s), 3600.0)
-        watching = Watching(peer=peer, server=request.server, after=request.after, until=until)
-        self._watching.append(watching)
-        placed = self._placer.placed
-        if placed is not None and (placed.version > request.after or self._orders(request.server)):
-            self._tell_watchers(outcome, [watching])
+        self._watching.append(Watching(peer=peer, request=request, until=until))
+        if request.server is not None:
+            self._placer.knows(request.server, request.after)
+        self._tell_news(outcome)
 
     @_handle.register
     def _filled(self, request: m.Filled, peer: int, now: float, outcome: Outcome) -> None:
         fill = self._placer.fills.get(request.shard)
         current = fill is not None and (fill.term, fill.target) == (request.term, request.target)
-        placed = self._placer.filled(request.shard, request.term, request.target)
-        if request.error and current:
-            del self._placer.fills[request.shard]  # planned anew, with whoever is there then
-        elif placed is not None:
+        if request.error:
+            if current:
+                del self._placer.fills[request.shard]  # planned anew, with whoever is there then
+        elif placed := self._placer.filled(request.shard, request.term, request.target):
             self._decide(outcome, placed)
         outcome.replies.append((peer, m.Done()))
         self._changed(outcome)
@@ -401,27 +400,28 @@ class Coordinator:
                 why = "it was removed, and its shards have moved"
                 self._decide(outcome, ServerGone(index=index, why=why))
                 self._decide(outcome, self._placer.joined())
-        placed = self._placer.placed
-        assert placed is not None
-        news = [w for w in self._watching if w.after < placed.version or self._orders(w.server)]
-        self._tell_watchers(outcome, news)
+        self._tell_news(outcome)
 
-    def _orders(self, server: int | None) -> tuple[m.FillOrder, ...]:
-        return tuple(
+    def _tell_news(self, outcome: Outcome) -> None:
+        news = [(watching, self._news(watching.request)) for watching in self._watching]
+        self._tell_watchers(outcome, [one for one, said in news if said.placement or said.fills])
+
+    def _news(self, request: m.WatchPlacement) -> m.PlacementNews:
+        server = request.server
+        if server is not None and not self._placer.may_know(server):
+            return m.PlacementNews()
+        orders = tuple(
             m.FillOrder(number=fill.number, shard=fill.shard, term=fill.term, target=fill.target)
             for fill in self._placer.fills.values()
-            if fill.source == server
+            if fill.source == server and fill.number not in request.filling
         )
+        newer = self._placer.version > request.after
+        return m.PlacementNews(placement=self._placement_info() if newer else None, fills=orders)
 
     def _tell_watchers(self, outcome: Outcome, watching: list[Watching]) -> None:
-        placed = self._placer.placed
         for one in watching:
             self._watching.remove(one)
-            newer = placed is not None and placed.version > one.after
-            news = m.PlacementNews(
-                placement=self._placement_info() if newer else None, fills=self._orders(one.server)
-            )
-            outcome.replies.append((one.peer, news))
+            outcome.replies.append((one.peer, self._news(one.request)))
 
     def _placement_info(self) -> m.PlacementInfo:
         placed = self._placer.placed

@@ -55,6 +55,9 @@ class Placer:
         self._number = numbers_from  # of the last fill; another coordinator's are others
         self.placed: Placed | None = None
         self.fills: dict[int, Fill] = {}
+        # Servers that answered pulls of shards which are read elsewhere now. No other server is told of that
+        # before they are, or a pull there could miss what was pushed since.
+        self.first_to_know: set[int] = set()
 
     def first(self, shards: int, servers: int) -> Placed:
         """The placement that a cluster begins with."""
@@ -66,6 +69,22 @@ class Placer:
         self.placed = placed
         self.fills = {s: fill for s, fill in self.fills.items() if fill.term == placed.terms[s]}
 
+    @property
+    def version(self) -> int:
+        """Of the placement; 0 before the first."""
+        return self.placed.version if self.placed is not None else 0
+
+    def knows(self, server: int, version: int) -> bool:
+        """A server has learnt a placement; whether the others may be told now, who were not before."""
+        if server not in self.first_to_know or version < self.version:
+            return False
+        self.first_to_know.discard(server)
+        return not self.first_to_know
+
+    def may_know(self, server: int) -> bool:
+        """Whether a server may be told of the newest placement now."""
+        return not self.first_to_know or server in self.first_to_know
+
     def joined(self) -> Placed:
         """The same, with other servers to know of."""
         assert self.placed is not None
@@ -74,6 +93,7 @@ class Placer:
     def gone(self, server: int) -> Placed | None:
         """Without that server. A shard that only it had stays where it was, and is lost while it is."""
         assert self.placed is not None
+        self.first_to_know.discard(server)
         changed: dict[int, Chain] = {}
         for shard, chain in enumerate(self.placed.chains):
             fill = self.fills.get(shard)
@@ -88,7 +108,9 @@ class Placer:
         fill = self.fills.get(shard)
         if fill is None or (fill.term, fill.target) != (term, target):
             return None
-        chain = tuple(member for member in self.placed.chains[shard] if member != fill.leaving)
+        old = self.placed.chains[shard]
+        self.first_to_know |= {old[-1]} if fill.leaving is None else {old[-1], fill.leaving}
+        chain = tuple(member for member in old if member != fill.leaving)
         return self._changed({shard: (*chain, target)})
 
     def plan(self, up: Collection[int], leaving: Collection[int] = ()) -> list[Fill]:
@@ -142,6 +164,9 @@ class Placer:
         wanted += [(shard, member) for shard in idle for member in chains[shard] if member in leaving]
         for shard, member in wanted:
             if fill := self._fill(shard, least, up, member):
+                return fill
+        for shard in short:  # better with a server that is to leave than alone
+            if fill := self._fill(shard, sorted(leaving), up):
                 return fill
         most = least[-1]
         if load[most] - load[least[0]] > 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.store.messages import WatchPlacement
+
 __all__ = ["Waiting", "Watching"]
 
 
@@ -22,6 +24,5 @@ class Watching:
     """A client or (with its index) a server that wants to know of a placement newer than `after`."""
 
     peer: int
-    server: int | None
-    after: int
+    request: WatchPlacement
     until: float

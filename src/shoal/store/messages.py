@@ -151,13 +151,15 @@ class GetStatus(_Message, frozen=True, kw_only=True, tag="get_status"):
 class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
     """Answered when there is a placement newer than `after`, or work for this server, or after `wait_s`.
 
-    A server says who it is, and thereby that it lives: its lease is renewed.
+    A server says who it is, and thereby that it lives: its lease is renewed. `filling`: the orders that it
+    carries out already.
     """
 
     after: int
     wait_s: float
     server: int | None = None
     identity: str = ""
+    filling: tuple[int, ...] = ()
 
 
 class Filled(_Message, frozen=True, kw_only=True, tag="filled"):
@@ -299,7 +301,7 @@ class FillOrder(msgspec.Struct, frozen=True, kw_only=True):
 class PlacementNews(_Message, frozen=True, kw_only=True, tag="news"):
     """The placement, if it is newer than what was asked with, and what a server is to do."""
 
-    placement: PlacementInfo | None
+    placement: PlacementInfo | None = None
     fills: tuple[FillOrder, ...] = ()
 
 
