@@ -164,11 +164,11 @@ struct SimFill {
 
 // Any request; keeps the last answer's body.
 struct Question : public ClientOperation {
-  Status on_reply(const Request& request, const FrameView& frame) override {
-    answers[request.server] = Bytes(frame.body.begin(), frame.body.end());
+  Status on_reply(const Request& /*request*/, const FrameView& frame) override {
+    answer = Bytes(frame.body.begin(), frame.body.end());
     return {};
   }
-  std::map<uint32_t, Bytes> answers;
+  Bytes answer;
 };
 
 // A server's side of one connection. The reader sees one frame per call, as the network delivers it.
@@ -292,8 +292,8 @@ class SimClient {
     return last_;
   }
 
-  nb::bytes answer(uint64_t number, uint32_t server) const {
-    return to_python(dynamic_cast<const Question&>(*operations_.at(number)).answers.at(server));
+  nb::bytes answer(uint64_t number) const {
+    return to_python(dynamic_cast<const Question&>(*operations_.at(number)).answer);
   }
 
   nb::list outgoing(uint32_t server) {
@@ -395,6 +395,8 @@ void bind_protocol(nb::module_& parent) {
       .def("lost", [](const SimServer& self, uint32_t server) { self.state->chain.lost(server); })
       .def("gone", [](const SimServer& self, uint32_t server) { self.state->chain.gone(server); })
       .def("image", &SimServer::image, "shard"_a)
+      .def("sync_image",
+           [](const SimServer& self) { return to_python(self.state->sync.image(true).bytes); })
       .def("counters", [](const SimServer& self) {
         const ServerCounters& c = self.state->counters;
         return counts({{"pushes", c.pushes}, {"duplicates", c.duplicates}, {"refused", c.refused}});
@@ -417,7 +419,7 @@ void bind_protocol(nb::module_& parent) {
       .def("push", &SimClient::push, "table"_a, "keys"_a, "grads"_a, "stage_rank"_a = -1, "step"_a = 0)
       .def("pull", &SimClient::pull, "table"_a, "keys"_a)
       .def("ask", &SimClient::ask, "kind"_a, "servers"_a, "body"_a)
-      .def("answer", &SimClient::answer, "operation"_a, "server"_a)
+      .def("answer", &SimClient::answer, "operation"_a)
       .def("outgoing", &SimClient::outgoing, "server"_a)
       .def("incoming", &SimClient::incoming, "server"_a, "frame"_a)
       .def("set_placement", &SimClient::set_placement, "placement"_a)

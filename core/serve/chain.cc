@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/log.h"
+#include "base/mutants.h"
 
 namespace shoal {
 namespace {
@@ -108,7 +109,7 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
     for (auto& [entry, waiter] : here.waiting)
       if (!place.member) waiter->lost.push_back(shard);
     if (!waits(here)) release_all(here, ready);
-    if (!same) send_unheld(shard);
+    if (!same && !SHOAL_MUTANT(log_not_sent_again)) send_unheld(shard);
     if (place.next != kNobody) in_use_ = true;
     ++answers_;
     answered_.notify_all();  // whoever fills was waiting for nothing
@@ -162,7 +163,7 @@ void Chain::when_held(std::span<const Part> parts, Done done) {
       // Applied as a member, which this server is no more. (One that is being filled is not one yet.)
       const bool left = !here.place.member && entry[0].term < here.place.term;
       if (here.held < number && left) waiter->lost.push_back(entry[0].shard);
-      if (here.held >= number || !waits(here)) return;
+      if (here.held >= number || !waits(here) || SHOAL_MUTANT(ack_unheld)) return;
       here.waiting.emplace(number, waiter);
       ++waiter->marks;
     });
@@ -186,7 +187,8 @@ Chain::FillPtr Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term)
   const std::lock_guard lock(mutex_);
   PerShard& here = shards_[shard];
   const bool behind = here.place.next != kNobody && here.fill == nullptr;
-  if (!here.place.member || here.place.term != term || behind || target >= servers_) return nullptr;
+  const bool current = (here.place.member && here.place.term == term) || SHOAL_MUTANT(fill_any_term);
+  if (!current || behind || target >= servers_) return nullptr;
   here.place.next = target;
   here.awaited = false;
   here.paused = true;
@@ -234,7 +236,7 @@ void Chain::image_sent(const FillPtr& fill, uint64_t entry) {
     here.paused = false;
     here.awaited = !weak_;
     // What the image holds need not be sent; `held` grows by answers alone.
-    forget(here, entry);
+    forget(here, SHOAL_MUTANT(fill_without_log) ? UINT64_MAX : entry);
     send_unheld(fill->shard);
     Part end;
     end.shard = fill->shard;

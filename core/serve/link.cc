@@ -104,8 +104,9 @@ Status Link::handshake(const ClientIdentity& identity, Clock::time_point deadlin
     std::array<std::byte, 64> padded{};
     std::copy(body.begin(), body.end(), padded.begin());
     const auto bytes = small_frame(kind, identity.client, identity.incarnation, padded);
-    if (Status status = send_all(bytes, deadline); !status.ok()) return status;
-    Result<FrameView> reply = receive_one(deadline);
+    const Status sent = send_all(bytes, deadline);
+    Result<FrameView> reply = receive_one(deadline);  // also where it has hung up: it may have said why
+    if (!sent.ok() && (!reply.ok() || reply->header.kind != static_cast<uint16_t>(Kind::refuse))) return sent;
     if (!reply.ok()) return reply.status();
     const auto got = static_cast<Kind>(reply->header.kind);
     if (got == Kind::refuse) {

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "base/log.h"
+#include "base/mutants.h"
 #include "serve/session.h"
 
 namespace shoal {
@@ -183,7 +183,7 @@ Session::Outcome Session::replicate(const FrameView& frame, ReplySink& sink) {
 
 // A part of a frame may have been what others wait for, and these what still others do.
 void Session::try_early() {
-  for (bool moved = true; moved;) {
+  for (bool moved = !SHOAL_MUTANT(early_forgotten); moved;) {
     moved = false;
     for (auto it = early_.begin(); it != early_.end();) {
       const FrameView early{it->header, it->parts, it->body};

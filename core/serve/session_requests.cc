@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/copy.h"
+#include "base/mutants.h"
 #include "serve/session.h"
 
 namespace shoal {
@@ -378,7 +379,7 @@ Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
       part.term = acks[s].term;
       set_log_entry(part, acks[s].entry);
       if (acks[s].status.ok()) marks.push_back(part);
-      if (acks[s].status.ok() && !acks[s].duplicate) entries.push_back(part);
+      if (acks[s].status.ok() && !acks[s].duplicate && !SHOAL_MUTANT(commit_alone)) entries.push_back(part);
     }
     Header header;
     header.kind = static_cast<uint16_t>(Kind::replicate_commit);

@@ -6,6 +6,8 @@
 #include <cassert>
 #include <cmath>
 
+#include "base/mutants.h"
+
 namespace shoal {
 namespace {
 
@@ -58,7 +60,8 @@ bool Shard::place(const ChainPlace& place) {
 // Whether the log goes on with this entry, a client's (0) or the one of the server before.
 Ack Shard::begin(uint32_t term, uint64_t entry) {
   Ack ack{.status = {}, .term = place_.term, .version = version_, .entry = entries_};
-  const bool known = entry == 0 ? place_.head && term == place_.term : term >= place_.term;
+  const bool known =
+      entry == 0 ? place_.head && term == place_.term : term >= place_.term || SHOAL_MUTANT(accept_old_term);
   if (!known) {
     ack.status = {Code::moved, "shard " + std::to_string(number_) + " is at term " +
                                    std::to_string(place_.term) + (place_.head ? "" : ", headed by another") +
@@ -66,7 +69,7 @@ Ack Shard::begin(uint32_t term, uint64_t entry) {
   } else if (entry != 0) {
     place_.term = std::max(place_.term, term);
     ack.duplicate = entry <= entries_;
-    if (entry > entries_ + 1)
+    if (entry > entries_ + 1 && !SHOAL_MUTANT(entries_out_of_turn))
       ack.status = {Code::unavailable, "entry " + std::to_string(entry) + " came before its turn"};
   }
   return ack;
@@ -387,7 +390,7 @@ Shard::ImageHead Shard::begin_image() {
   const uint64_t numbers[] = {entries_,         version_,       committed_,
                               staleness_.count, staleness_.sum, staleness_.max};
   pack(head.bytes, numbers, 6);
-  dedupe_.encode(head.bytes);
+  (SHOAL_MUTANT(image_without_records) ? Dedupe{} : dedupe_).encode(head.bytes);
   staging_.encode(head.bytes);
   return head;
 }

@@ -27,8 +27,10 @@ bool unpack_all(std::span<const std::byte>& in, std::vector<T>& values) {
 }
 
 struct MemberImage {
-  uint64_t client, finished, dropped_next, number, epoch;
+  uint64_t client, finished, dropped_next, number, epoch, parked_step;
   uint32_t incarnation, phase;
+  uint32_t parked_verb;  // 0: it does not wait
+  uint32_t unused;
 };
 
 }  // namespace
@@ -108,8 +110,11 @@ std::vector<std::byte> SyncShard::encode(bool live) const {
                             member.dropped_next,
                             member.number,
                             member.epoch,
+                            member.parked ? member.parked->step : 0,
                             member.incarnation,
-                            static_cast<uint32_t>(member.phase)};
+                            static_cast<uint32_t>(member.phase),
+                            member.parked ? static_cast<uint32_t>(member.parked->verb) : 0,
+                            0};
     pack(out, &image, 1);
   }
   for (const Contribution& one : contributions_) pack(out, &one, 1);
@@ -150,6 +155,9 @@ bool SyncShard::decode(std::span<const std::byte> in) {
       member.phase = static_cast<Phase>(image.phase);
       member.number = image.number;
       member.epoch = image.epoch;
+      // Nobody is answered here, but what it waits for lets it go on here too.
+      if (image.parked_verb != 0)
+        member.parked = Parked{static_cast<SyncVerb>(image.parked_verb), image.parked_step, {}};
     }
     anew.members_.push_back(member);
   }

@@ -86,6 +86,7 @@ def test_a_worker_that_stands_still_is_named_as_the_one_waited_for(jobs: Jobs, s
     assert after["counters"]["staleness"] is not None
 
 
+@pytest.mark.gloo
 def test_workers_of_torchrun_train_against_servers_that_stay(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script = Path(__file__).with_name("training_script.py")

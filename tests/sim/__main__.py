@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -25,6 +26,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--core", type=Path, help="the extension module to simulate, in place of Shoal's own")
     parser.add_argument("--mutant", default="", help="the deliberate bug to switch on (builds with mutants)")
     parser.add_argument("--rounds", action="store_true", help="workers that stage, finish and commit")
+    parser.add_argument("--chains", action="store_true", help="servers with copies, that die, come and go")
     parser.add_argument("--no-shrink", action="store_true", help="show a failing seed, not its smallest plan")
     return parser.parse_args()
 
@@ -36,7 +38,7 @@ def main() -> int:
         use_core(options.core)
     from shoal import _core
 
-    from . import rounds, simulator
+    from . import chains, rounds, simulator
     from .plan import make_plan
 
     if options.mutant:
@@ -44,7 +46,12 @@ def main() -> int:
     first, colon, end = options.seeds.partition(":")
     seeds = range(int(first), int(end)) if colon else range(int(first), int(first) + 1)
     began = time.perf_counter()
-    run = rounds.run_round_seed if options.rounds else simulator.run_seed
+    run: Callable[[int], object] = {
+        (False, False): simulator.run_seed,
+        (True, False): rounds.run_round_seed,
+        (False, True): chains.run_chain_seed,
+        (True, True): chains.run_chain_round_seed,
+    }[options.rounds, options.chains]
     found = simulator.first_failure(seeds, run)
     if found is None:
         if len(seeds) == 1:
@@ -53,8 +60,10 @@ def main() -> int:
         return 0
     print(f"seed {found[0]} failed: {found[1]}")
     if not options.no_shrink and not options.rounds:
-        plan = simulator.shrink(make_plan(found[0]))
-        print(f"smallest plan: {plan}\nfails with: {simulator.fails(plan)}")
+        again = chains.run_chain_plan if options.chains else simulator.run_plan
+        plan = chains.make_chain_plan(found[0]) if options.chains else make_plan(found[0])
+        plan = simulator.shrink(plan, again)
+        print(f"smallest plan: {plan}\nfails with: {simulator.fails(plan, again)}")
     return 1
 
 

@@ -40,7 +40,7 @@ class BoundedClient(RoundClient):
     world: BoundedWorld
 
     def _opened(self, done: list[int]) -> None:
-        answer = self._machine.answer(done[0], self.world.placement[0])
+        answer = self._machine.answer(done[0])
         self._step = REPLY_HEAD.unpack_from(answer)[0]
         self.world.history.start(self._who, self._step)
         self._open, self._then = [self._machine.pull(TABLES[0], KEY_ARRAY)], self._read

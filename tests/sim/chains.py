@@ -25,11 +25,13 @@ from .ledger import KEY_ARRAY, Ledger, Push, Read, Rows, Violation
 from .network import TO_CLIENT, TO_SERVER, Connection
 from .nodes import CHALLENGE, REFUSE, REPLY, TOKEN, WELCOME, SimulatedClient, SimulatedServer, Verifier
 from .plan import Action, Plan, make_plan
+from .rounds import Judge, RoundClient, RoundPlan, RoundWorld, make_round_plan
 from .simulator import World
 
 SERVER_FAULTS = ("kill", "sleep", "add", "remove", "cut_chain")
 UNAVAILABLE = 6  # of base/status.h
 HOMES_MS = 5.0
+REPLICATE = (25, 26, 27)  # of wire/frame.h
 VERIFIER = 2_000_000
 
 
@@ -85,6 +87,7 @@ class News(NamedTuple):
     version: int
     servers: int
     up: frozenset[int]
+    sync: int  # where the sync shard is asked
     placement: _core.Placement
 
 
@@ -102,6 +105,8 @@ class ChainServer(SimulatedServer):
         self._peers = 0  # that it knows of
         self._greeted: set[int] = set()
         self._fills: list[tuple[Fill, _core.protocol.Fill]] = []
+        self._held_back: dict[int, list[bytes]] = {}  # by peer
+        self._rng = random.Random(f"server {index} {world.plan.seed}")
 
     def learn(self) -> None:
         news = self._chains.coordinator.news_for(self.index)
@@ -148,6 +153,7 @@ class ChainServer(SimulatedServer):
         if not self.dead and self.links.get(connection.server) is connection:
             del self.links[connection.server]
             self._greeted.discard(connection.server)
+            self._held_back.pop(connection.server, None)
             self.store.lost(connection.server)
             self.after()
 
@@ -161,7 +167,7 @@ class ChainServer(SimulatedServer):
         for number, reply in self.store.mail():
             self._chains.network.send(self._sessions[number], TO_CLIENT, reply)
         for peer in range(self._peers):
-            if peer == self.index or not self.store.has_open(peer):
+            if self.dead or peer == self.index or not self.store.has_open(peer):
                 continue
             link = self.links.get(peer)
             if link is None:
@@ -170,8 +176,19 @@ class ChainServer(SimulatedServer):
                 if self._chains.servers[peer].dead:
                     self._chains.lose(link)
             elif peer in self._greeted:
-                for frame in self.store.outgoing(peer):
+                for frame in self._out_of_turn(peer, self.store.outgoing(peer)):
                     self._chains.network.send(link, TO_SERVER, frame)
+
+    def _out_of_turn(self, peer: int, frames: list[bytes]) -> list[bytes]:
+        """Threads of a server send entries of the log as each is done, not in the log's order."""
+        frames = self._held_back.pop(peer, []) + frames
+        entries = [frame for frame in frames if _core.protocol.head(frame)[0] in REPLICATE]
+        if not frames or len(entries) < len(frames) or self._rng.random() < 0.5:
+            return frames
+        self._rng.shuffle(frames)
+        self._held_back[peer] = frames[:1]
+        self._chains.later(self, self._rng.uniform(0, 3), self.after)
+        return frames[1:]
 
     def end(self) -> None:
         """Killed. Nobody has seen it yet but those who are connected."""
@@ -204,7 +221,7 @@ class ChainClient(SimulatedClient):
         news = self._chains.coordinator.news_for(None)
         if self.down or news.version <= self.version:
             return
-        self.version = news.version
+        self.version, self.news = news.version, news
         self._machine.set_placement(news.placement)
         while len(self._links) < news.servers:
             self._links.append(None)
@@ -212,6 +229,7 @@ class ChainClient(SimulatedClient):
             self._heard.append(True)
             self._dial(len(self._links) - 1)
             self._arm(len(self._links) - 1, self.incarnation)
+        self._settle(0)
         self._pump()
 
     def link(self, server: int) -> Connection | None:
@@ -272,7 +290,8 @@ class Coordinator:
             terms=list(placed.terms),
             chains=[list(chain) for chain in placed.chains],
         )
-        return News(placed.version, len(self._world.servers), frozenset(self._up), placement)
+        sync = placed.chains[0][0]
+        return News(placed.version, len(self._world.servers), frozenset(self._up), sync, placement)
 
     def knows(self, server: int, version: int) -> None:
         if self.placer.knows(server, version):
@@ -281,7 +300,7 @@ class Coordinator:
     def publish(self) -> None:
         nodes: list[Any] = [*self._world.servers, *self._world.clients]
         for node in nodes:
-            self._world.later(node, self._rng.uniform(0, 20), node.learn)
+            self._world.later(node, self._rng.uniform(0, self._rng.choice((5, 20, 300))), node.learn)
         for fill in self.placer.plan(self._up, self._leaving):
             self._order(fill, self._world.servers[fill.source])
 
@@ -291,7 +310,7 @@ class Coordinator:
             if source.version < self.placer.version and self.placer.fills.get(fill.shard) is fill:
                 self._order(fill, source)  # it comes with the placement
             else:
-                self._world.later(source, self._rng.choice((0, 0, 60)), lambda: source.begin(fill))
+                self._world.later(source, self._rng.choice((0, 0, 50, 200)), lambda: source.begin(fill))
 
         self._world.later(source, self._rng.uniform(0, 10), arrive)
 
@@ -345,6 +364,10 @@ class Coordinator:
             self._leaving.add(server)
             self.publish()
 
+    def chain(self, shard: int) -> tuple[int, ...]:
+        assert self.placer.placed is not None
+        return self.placer.placed.chains[shard]
+
     def settled(self) -> bool:
         """Everybody knows the newest placement, and there is nothing to be done about it."""
         placed = self.placer.placed
@@ -361,8 +384,11 @@ class ChainWorld(World):
     def __init__(self, plan: Plan) -> None:
         self.servers: list[ChainServer] = []
         self.clients: list[ChainClient] = []
-        super().__init__(plan)
+        World.__init__(self, plan)
         self.kills = self.fills = 0
+
+    def _client(self, who: int) -> ChainClient:
+        return ChainClient(self, who)
 
     def _populate(self) -> None:
         self.chain_ledger = self.ledger = ChainLedger(self.plan, self.placement)
@@ -372,7 +398,8 @@ class ChainWorld(World):
         for server in self.servers:
             server.learn()
         self.verifier = Verifier(self, self.servers)  # type: ignore[arg-type]
-        self.clients.extend(ChainClient(self, who) for who in range(self.plan.clients))
+        for who in range(self.plan.clients):
+            self.clients.append(self._client(who))
         self._clients = self.clients  # type: ignore[assignment]
 
     def later(self, node: Any, ms: float, event: Callable[[], None]) -> None:
@@ -504,3 +531,60 @@ def run_chain_seed(seed: int) -> tuple[int, int]:
         return run_chain_plan(make_chain_plan(seed))
     except Violation as violation:
         raise Violation(f"chains of seed {seed}: {violation}") from None
+
+
+class ChainRoundClient(RoundClient, ChainClient):
+    """A worker whose servers come and go."""
+
+    def sync_server(self) -> int:
+        return self.news.sync
+
+    def everywhere(self) -> list[int]:
+        return sorted(self.news.up)
+
+    def _ask_again(self) -> None:
+        incarnation = self.incarnation
+
+        def again() -> None:
+            if not self.down and self.incarnation == incarnation:
+                self._carry()
+                self._pump()
+
+        self._chains.later(self, HOMES_MS, again)
+
+    def _settle(self, seq: int) -> None:
+        RoundClient._settle(self, seq)
+
+
+class ChainRoundWorld(ChainWorld, RoundWorld):
+    """Rounds over chains."""
+
+    def __init__(self, shape: RoundPlan) -> None:
+        self.shape = shape
+        self.judged = Judge()
+        ChainWorld.__init__(self, shape.plan)
+
+    def _client(self, who: int) -> ChainRoundClient:
+        return ChainRoundClient(self, who)
+
+    def _compare_copies(self) -> None:
+        super()._compare_copies()
+        head, *copies = self.coordinator.chain(0)
+        for copy_ in copies:
+            if self.servers[head].store.sync_image() != self.servers[copy_].store.sync_image():
+                raise Violation(f"the sync shards of servers {head} and {copy_} differ")
+
+
+def make_chain_round_plan(seed: int) -> RoundPlan:
+    plan, rounds = make_chain_plan(seed), make_round_plan(seed)
+    faults = tuple(action for action in plan.actions if action.kind not in ("push", "pull"))
+    return dataclasses.replace(
+        rounds, plan=dataclasses.replace(plan, actions=faults, columns=rounds.plan.columns)
+    )
+
+
+def run_chain_round_seed(seed: int) -> tuple[int, int]:
+    try:
+        return ChainRoundWorld(make_chain_round_plan(seed)).run_rounds()
+    except Violation as violation:
+        raise Violation(f"rounds over chains of seed {seed}: {violation}") from None

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .ledger import KEY_ARRAY, Violation
-from .network import Clock, Network
-from .nodes import SimulatedClient, SimulatedServer, Verifier, table_specs
+from .nodes import SimulatedClient, SimulatedServer, Verifier
 from .plan import KEYS, TABLES, Plan, make_plan
 from .simulator import World
 
 SYNC, COMMIT = 22, 23  # of wire/frame.h
+MOVED = 10  # of base/status.h
 OPEN, ADVANCE = 1, 2  # of store/sync_message.h
 TAKE_ROUND, TAKE_COUNT = 1, 2
 ASK = struct.Struct("<IIQQQQQIIdIifffI")
@@ -113,11 +113,11 @@ class RoundClient(SimulatedClient):
         super().__init__(world, who)
 
     def start(self) -> None:
+        self._open: list[int] = []
         super().start()
         self.applied = 0  # of a life
         self._step = 0
         self._carrying: list[bytes] = []
-        self._open: list[int] = []
         self._then = self._opened
         self._reading = 0
         self._closed = 0
@@ -126,6 +126,12 @@ class RoundClient(SimulatedClient):
     def idle(self) -> bool:
         return not self.down and self._then == self._over
 
+    def sync_server(self) -> int:
+        return self.world.placement[0]
+
+    def everywhere(self) -> list[int]:
+        return list(range(self.world.plan.servers))
+
     def _ask(self, verb: int, weight: float = 0.0) -> None:
         shape = self.world.shape
         self._asked += 1
@@ -133,17 +139,23 @@ class RoundClient(SimulatedClient):
             verb, self._who, self._step, 0, 0, self._asked, self.applied, self.world.plan.clients, shape.take,
             shape.quorum, shape.count, shape.slack, weight, float("nan"), 0.0, 0,
         ) + struct.pack("<Q", 0)  # fmt: skip
-        self._open = [self._machine.ask(SYNC, [self.world.placement[0]], body)]
+        self._open = [self._machine.ask(SYNC, [self.sync_server()], body)]
 
     def _settle(self, seq: int) -> None:
         while self._open and all(self._machine.done(operation) for operation in self._open):
             done, self._open = self._open, []
+            if any(self._machine.code(operation) == MOVED for operation in done):
+                self._ask_again()
+                return
             for operation in done:
                 self._succeeded(operation, f"in {self._then.__name__}, operation {operation}")
             self._then(done)
 
+    def _ask_again(self) -> None:
+        raise Violation("a server refuses, and none has moved")
+
     def _opened(self, done: list[int]) -> None:
-        answer = self._machine.answer(done[0], self.world.placement[0])
+        answer = self._machine.answer(done[0])
         step, self._closed, _dropped, _again, numbers, commits = REPLY_HEAD.unpack_from(answer)
         at = REPLY_HEAD.size + 8 * numbers
         self._carrying = []
@@ -158,8 +170,7 @@ class RoundClient(SimulatedClient):
 
     def _carry(self) -> None:
         if self._carrying:
-            everywhere = list(range(self.world.plan.servers))
-            self._open = [self._machine.ask(COMMIT, everywhere, self._carrying[0])]
+            self._open = [self._machine.ask(COMMIT, self.everywhere(), self._carrying[0])]
             self._then = self._carried
             return
         self.applied = max(self.applied, self._closed)
@@ -214,21 +225,16 @@ class RoundWorld(World):
     client: type[RoundClient] = RoundClient
 
     def __init__(self, shape: RoundPlan) -> None:
-        plan = shape.plan
-        self.shape, self.plan = shape, plan
-        self.clock = Clock()
-        self.network = Network(plan, self.clock, self._deliver)
-        self.placement = [shard % plan.servers for shard in range(plan.shards)]
-        self.specs = table_specs(plan.columns)
+        self.shape = shape
         self.judged = Judge()
+        super().__init__(shape.plan)
+
+    def _populate(self) -> None:
+        plan = self.plan
         self.ledger = self.judged  # type: ignore[assignment] # what a server tells of new lives
-        self._rng = random.Random(f"world {plan.seed}")
-        self._left = len(plan.actions)
         self._servers = [SimulatedServer(self, index) for index in range(plan.servers)]
         self.verifier = Verifier(self, self._servers)
         self._clients = [self.client(self, who) for who in range(plan.clients)]
-        for action in plan.actions:
-            self._schedule(action)
 
     def play(self) -> None:
         """Until all workers are done; raises Violation."""
@@ -237,13 +243,14 @@ class RoundWorld(World):
             if self.clock.now > limit:
                 raise Violation("not finished a minute after the last fault")
         if not self.finished():
-            raise Violation(f"it stands still; {[client._then.__name__ for client in self._clients]}")
+            doing = [client._then.__name__ for client in self._clients]  # type: ignore[attr-defined]
+            raise Violation(f"it stands still; {doing}")
 
     def run_rounds(self) -> tuple[int, int]:
         """The number of commits and of attempts; raises Violation."""
         self.play()
         closed = max((client.applied for client in self._clients), default=0)
-        self.judged.judge(self.verifier.read_all()[0], closed, exactly=True)
+        self.judged.judge(self._final_tables()[0], closed, exactly=True)
         return closed, len(self.judged.attempts)
 
 

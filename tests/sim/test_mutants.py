@@ -30,6 +30,17 @@ MUTANTS = [
     "ack_too_early",
 ]
 ROUND_MUTANTS = ["any_life", "late_counts", "count_requests", "commits_once"]
+CHAIN_MUTANTS = [
+    "fill_any_term",
+    "ack_unheld",
+    "log_not_sent_again",
+    "fill_without_log",
+    "accept_old_term",
+    "entries_out_of_turn",
+    "image_without_records",
+    "early_forgotten",
+]
+CHAIN_ROUND_MUTANTS = ["go_on_unplaced", "commit_alone"]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +72,21 @@ def test_the_simulator_of_rounds_finds(mutant: str, core: Path) -> None:
     assert found.returncode == 1
 
 
-@pytest.mark.parametrize("kind", [[], ["--rounds"]])
+@pytest.mark.parametrize("mutant", CHAIN_MUTANTS)
+def test_the_simulator_of_chains_finds(mutant: str, core: Path) -> None:
+    found = hunt(core, "--chains", "--no-shrink", "--mutant", mutant)
+    assert re.match(r"seed \d+ failed: ", found.stdout), found
+    assert found.returncode == 1
+
+
+@pytest.mark.parametrize("mutant", CHAIN_ROUND_MUTANTS)
+def test_the_simulator_of_rounds_over_chains_finds(mutant: str, core: Path) -> None:
+    found = hunt(core, "--chains", "--rounds", "--mutant", mutant)
+    assert re.match(r"seed \d+ failed: ", found.stdout), found
+    assert found.returncode == 1
+
+
+@pytest.mark.parametrize("kind", [[], ["--rounds"], ["--chains"], ["--chains", "--rounds"]])
 def test_without_a_mutant_the_same_seeds_pass(core: Path, kind: list[str]) -> None:
     assert hunt(core, *kind).stdout.startswith(f"{SEEDS} seeds passed")
 
@@ -73,5 +98,6 @@ def test_a_failing_seed_is_shrunk_to_a_few_actions(core: Path) -> None:
 
 
 def test_every_mutant_in_the_core_is_hunted() -> None:
-    sources = "".join(path.read_text() for path in (ROOT / "core").rglob("*.cc"))
-    assert set(re.findall(r"SHOAL_MUTANT\((\w+)\)", sources)) == {*MUTANTS, *ROUND_MUTANTS}
+    sources = "".join(path.read_text() for path in (ROOT / "core").rglob("*.[ch]*"))
+    hunted = {*MUTANTS, *ROUND_MUTANTS, *CHAIN_MUTANTS, *CHAIN_ROUND_MUTANTS}
+    assert set(re.findall(r"SHOAL_MUTANT\((\w+)\)", sources)) - {"name"} == hunted

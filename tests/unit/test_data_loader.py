@@ -102,6 +102,7 @@ def test_the_parts_of_all_workers_are_plain_torchs_batches(
         assert all(max(step) - min(step) <= 1 for step in zip(*[iter(sizes)] * n, strict=True))
 
 
+@pytest.mark.gloo
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 def test_processes_that_fetch_change_nothing(n: int, persistent: bool) -> None:

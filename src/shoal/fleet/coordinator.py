@@ -236,9 +236,10 @@ class Coordinator:
                 self._heard[request.server] = now
         until = now + min(max(0.0, request.wait_s), 3600.0)
         self._watching.append(Watching(peer=peer, request=request, until=until))
-        if request.server is not None:
-            self._placer.knows(request.server, request.after)
-        self._tell_news(outcome)
+        if request.server is not None and self._placer.knows(request.server, request.after):
+            self._changed(outcome)
+        else:
+            self._tell_news(outcome)
 
     @_handle.register
     def _filled(self, request: m.Filled, peer: int, now: float, outcome: Outcome) -> None:
@@ -395,7 +396,7 @@ class Coordinator:
     def _changed(self, outcome: Outcome) -> None:
         """Plan what is to be done by the state of now, and tell everybody who watches."""
         self._placer.plan(self._servers.keys() - self._gone.keys(), self._leaving)
-        for index in sorted(self._leaving - self._placer.members()):
+        for index in sorted(self._leaving - self._placer.members() - self._placer.first_to_know):
             if not any(fill.target == index for fill in self._placer.fills.values()):
                 why = "it was removed, and its shards have moved"
                 self._decide(outcome, ServerGone(index=index, why=why))

@@ -75,11 +75,11 @@ class Placer:
         return self.placed.version if self.placed is not None else 0
 
     def knows(self, server: int, version: int) -> bool:
-        """A server has learnt a placement; whether the others may be told now, who were not before."""
+        """A server has learnt a placement; whether others have waited for that."""
         if server not in self.first_to_know or version < self.version:
             return False
         self.first_to_know.discard(server)
-        return not self.first_to_know
+        return True
 
     def may_know(self, server: int) -> bool:
         """Whether a server may be told of the newest placement now."""
