@@ -13,6 +13,7 @@ import torch
 
 from shoal.errors import BadInput
 from shoal.nn.module import TableModule, table_modules
+from shoal.train.clip import RoundClip
 
 __all__ = ["Dense", "Stepped", "TableUse", "check_finite", "described", "flat", "names", "survey"]
 
@@ -55,8 +56,15 @@ class Stepped:
     optimizer: torch.optim.Optimizer
     dense: list[Dense] = field(default_factory=list)
     tables: list[TableUse] = field(default_factory=list)
+    clip: RoundClip = field(default_factory=RoundClip)
     reduction: str = "mean"  # what the loss is of its samples' losses: "mean" or "sum"
     _hidden: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = field(default_factory=list)
+
+    @property
+    def named(self) -> dict[str, torch.nn.Parameter]:
+        """Its parameters and the handles of its tables."""
+        handles = {f"{use.name}.weight": use.module.weight for use in self.tables}
+        return {dense.name: dense.parameter for dense in self.dense} | handles
 
     def hide_gradients(self) -> None:
         """Let the optimizer see nothing to step."""
@@ -151,12 +159,16 @@ def check_finite(one: Stepped) -> None:
     for dense in one.dense:
         grad = dense.parameter.grad
         # In one number: a sum that is finite has finite parts, in doubles also where floats would overflow.
-        if grad is not None and not math.isfinite(grad.sum(dtype=torch.float64)):
+        if grad is not None and not math.isfinite(_values(grad).sum(dtype=torch.float64)):
             wrong = grad.numel() - int(torch.isfinite(grad.to_dense()).sum())
             raise BadInput(
                 f"the gradient of {dense.name} has {wrong} of {grad.numel()} elements that are not finite; "
                 f"check the loss for NaN, lower the learning rate, or clip the gradient"
             )
+
+
+def _values(grad: torch.Tensor) -> torch.Tensor:
+    return grad._values() if grad.is_sparse else grad
 
 
 def _tables(

@@ -147,18 +147,19 @@ def _loaded(worker: Worker) -> Callable[[torch.nn.Module, Any], None]:
 def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> None:
     """Open every table: with its own optimizer, or with the twin of the one that holds its handle."""
     uses = {id(use.module): (one, use) for one in stepped for use in one.tables}
-    dims: dict[str, tuple[int, str]] = {}
+    first: dict[str, tuple[str, TableModule, Any]] = {}
     for model in models:
         for name, module in table_modules(model):
-            dim, first = dims.setdefault(module.table_name, (module.dim, name))
-            if dim != module.dim:
-                raise Mismatch(
-                    f"table {module.table_name!r} has dim {dim} in module {first} and dim {module.dim} in "
-                    f"module {name}; "
-                    f"one name is one table"
-                )
+            optimizer = _table_optimizer(worker, module, uses.get(id(module)))
+            other, before, steps = first.setdefault(module.table_name, (name, module, optimizer))
+            for what, one, two in (("dim", before.dim, module.dim), ("optimizer", steps, optimizer)):
+                if one != two and (what == "dim" or module.weight.requires_grad):
+                    raise Mismatch(
+                        f"table {module.table_name!r} has {what} {one} in module {other} and {what} {two} in "
+                        f"module {name}; one name is one table"
+                    )
             if not module.bound:
-                module.bind(worker.client, _table_optimizer(worker, module, uses.get(id(module))))
+                module.bind(worker.client, optimizer)
 
 
 def _table_optimizer(worker: Worker, module: TableModule, use: tuple[Stepped, TableUse] | None) -> Any:

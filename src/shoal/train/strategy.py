@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shoal.nn.module import row_gradients
 from shoal.store.many import PullItem, PushItem, pull_many, push_many
 from shoal.store.tensor import Tensor
 from shoal.sync import Round
@@ -125,12 +126,10 @@ class Strategy(ABC):
     def row_pushes(self, tables: Sequence[TableUse], factor: float = 1.0) -> list[PushItem]:
         """The accumulated gradients of tables, scaled."""
         pushes: list[PushItem] = []
-        for use in tables:
-            found = use.module.gradients()
-            if found is None or not use.module.weight.requires_grad:
-                continue
-            keys, grads = found
-            pushes.append((use.module.table, keys, grads if factor == 1.0 else grads * factor, use.lr))
+        rates = {id(use.module): use.lr for use in tables if use.module.weight.requires_grad}
+        for module, keys, grads in row_gradients(use.module for use in tables if id(use.module) in rates):
+            lr = rates[id(module)]
+            pushes.append((module.table, keys, grads if factor == 1.0 else grads * factor, lr))
         for rows in self.batch_rows:
             rows.pushed(pushes)
         return pushes

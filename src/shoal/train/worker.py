@@ -20,7 +20,7 @@ from shoal.errors import BadInput, Fenced, Mismatch
 from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
-from shoal.train.clip import LocalClip, RoundClip
+from shoal.train.clip import LocalClip, round_clip
 from shoal.train.environment import WORKERS_MAX
 from shoal.train.history import History
 from shoal.train.ledger_report import LedgerReport
@@ -128,7 +128,6 @@ class Worker:
         self._barriers = (0, 0)  # of which part of the script, and how many in it
         self._taken = Share()
         self._takers: set[int] = set()  # ids of the optimizers that have stepped with it
-        self.round_clip = RoundClip()
         before = self.progress.value  # of an earlier life, with its clock
         pace = self.step / before.clock if before.clock else 1.0
         self.schedules = Schedules([round(moved * pace) for moved in before.schedules])
@@ -236,12 +235,13 @@ class Worker:
 
         In words with rounds, and under allreduce, it is the round's mean gradient that is clipped, by all
         workers alike; its norm is known when `optimizer.step()` has returned, and then stands in the tensor
-        that this gives. Elsewhere the worker's own gradient is clipped at once.
+        that this gives; `model` must hold all that one optimizer steps, and nothing of another's. Elsewhere
+        the worker's own gradient is clipped at once.
         """
         if not max_norm > 0:
             raise BadInput(f"clip_grad_norm_: max_norm is {max_norm!r}; it must be a number above 0")
         if self.strategy is not None and self.strategy.clips_rounds and self.world_size > 1:
-            return self.round_clip.wish(float(max_norm))
+            return round_clip(model, self.strategy.stepped).wish(float(max_norm))
         return LocalClip(model).clip(float(max_norm))
 
     def save(self, url: str) -> str:
