@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -282,3 +283,42 @@ def test_modules_that_share_a_table_share_its_hyper_parameters() -> None:
 
     with pytest.raises(shoal.Mismatch, match=r"optimizer SGD\(lr=0.1\) in module seen and optimizer SGD\(lr"):
         run_workers(1, script)
+
+
+class Frozen(torch.nn.Module):
+    """Its first layer, a random projection and a mask are stepped by nobody; a normalisation has means."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+        self.norm = torch.nn.BatchNorm1d(2)
+        torch.nn.init.constant_(self.first.weight, float(rank))
+        self.register_buffer("projection", torch.full((2, 2), float(rank + 1)))
+        self.register_buffer("mask", torch.tensor([float("-inf"), float(rank)]))
+        self.register_buffer("cache", torch.tensor([float(rank)]), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x) @ self.projection))
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "average:2", "allreduce"])
+def test_what_nobody_steps_is_equal_on_all_workers(sync: str) -> None:
+    def script(worker: Worker) -> dict[str, Any]:
+        model = Frozen(worker.rank)
+        optimizer = torch.optim.SGD([*model.last.parameters(), *model.norm.parameters()], lr=0.1)
+        data = DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4)
+        model, optimizer, batches = worker.prepare(model, optimizer, data)
+        begins = [model.first.weight, model.projection, model.mask]
+        (one, _), (two, _), (three, four) = ([*part.flatten().tolist()][:2] for part in begins)
+        assert (one, two, three, four) in [(0.0, 1.0, -math.inf, 0.0), (1.0, 2.0, -math.inf, 1.0)]
+        assert float(model.cache) == worker.rank
+        for (x,) in batches:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    one, other = run_workers(2, script, sync)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    if sync in ("bsp", "allreduce"):  # elsewhere worker 0 may come too late for any
+        assert int(one["norm.num_batches_tracked"]) == 2

@@ -278,6 +278,7 @@ class Passes:
         self._trains = True
         worker.strategy.end_pass()
         worker.finish_share()
+        worker.fixed.hand_in()
         streamed = self.loader.stream_batches
         if streamed is not None:
             worker.ledger.streamed(number, streamed, self._got - worker.lost[number])
@@ -288,6 +289,7 @@ class Passes:
             return False
         worker.goes_on(step)
         worker.strategy.refresh()
+        worker.fixed.refresh()
         worker.report_pass(number)
         if worker.history is not None:
             worker.history.add()

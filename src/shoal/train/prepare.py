@@ -124,6 +124,7 @@ def _prepare_training(
     if worker.strategy is None:
         worker.strategy = _strategy(worker.policy)(worker, worker.policy)
     worker.strategy.attach(stepped)
+    worker.fixed.take(named, stepped)
     for one in stepped:
         one.reduction = reduction
         _hook(worker, worker.strategy, one)

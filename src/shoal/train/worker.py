@@ -22,6 +22,7 @@ from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
 from shoal.train.clip import LocalClip, round_clip
 from shoal.train.environment import WORKERS_MAX
+from shoal.train.fixed import Fixed
 from shoal.train.history import History
 from shoal.train.ledger_report import LedgerReport
 from shoal.train.noticeboard import Noticeboard
@@ -114,6 +115,7 @@ class Worker:
         self.history = History(self, job) if history and job is not None else None
         self.samples = float(self.progress.value.samples)  # of earlier lives, too
         self.strategy: Strategy | None = None
+        self.fixed = Fixed(self)
         self.steps_made = self.progress.value.step
         self.models: list[torch.nn.Module] = []
         self.model_names: list[str] = []  # what leads the names of each one's parameters
@@ -263,6 +265,7 @@ class Worker:
         self.barrier()
         if self.strategy is not None:
             self.strategy.refresh()
+            self.fixed.refresh()
         return name
 
     def close(self) -> None:
