@@ -20,7 +20,8 @@ from shoal.train.strategy import Strategy
 
 if TYPE_CHECKING:
     from shoal.sync.policy import Policy
-    from shoal.train.worker import Share, Worker
+    from shoal.train.share import Share
+    from shoal.train.worker import Worker
 
 __all__ = ["AllReduce", "Gossip", "Hogwild"]
 

@@ -25,7 +25,7 @@ from shoal.data.samples import samples_in
 from shoal.errors import BadInput, Mismatch, Timeout
 from shoal.sync import First
 from shoal.train.progress import PASSES_A_LOADER
-from shoal.train.worker import UNKNOWN, Drawn
+from shoal.train.share import UNKNOWN, Drawn
 
 if TYPE_CHECKING:
     from shoal.train.batch_rows import BatchRows

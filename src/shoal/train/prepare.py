@@ -22,7 +22,7 @@ from shoal.train.on_workers import AllReduce, Gossip, Hogwild
 from shoal.train.parameters import Stepped, TableUse, described, names, survey
 from shoal.train.passes import Passes
 from shoal.train.strategy import Strategy
-from shoal.train.twins import twin_of
+from shoal.train.twins import check_fresh, settings_of, twin_of
 
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
@@ -206,6 +206,13 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
         one.show_gradients()
         worker.stepped()
 
+    def loaded(optimizer: torch.optim.Optimizer) -> None:
+        if strategy.policy.dense_home == "server" and one.dense:
+            check_fresh(optimizer, strategy.policy)
+
+    loaded(one.optimizer)
+    one.settings = settings_of(one.optimizer)
+    one.optimizer.register_load_state_dict_post_hook(loaded)
     # Lets GradScaler call step also where a gradient is not finite, and tell us instead of skipping it.
     one.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     one.optimizer.register_step_pre_hook(before)

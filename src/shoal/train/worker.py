@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from shoal.train.ledger_report import LedgerReport
 from shoal.train.noticeboard import Noticeboard
 from shoal.train.progress import DataUse, ProgressReport, read_trust
 from shoal.train.schedules import Schedules
+from shoal.train.share import UNKNOWN, Drawn, Share
 from shoal.train.straggler import Straggler
 from shoal.train.waits import WAIT_S, Waits
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from shoal.train.passes import Passes
     from shoal.train.strategy import Strategy
 
-__all__ = ["UNKNOWN", "Drawn", "Share", "Worker"]
+__all__ = ["Worker"]
 
 # Passes above this number are no passes over data: they are the barriers that scripts ask for, by epoch.
 _BARRIERS, _BARRIERS_AN_EPOCH = 1 << 60, 1 << 20
@@ -45,29 +46,6 @@ _BARRIERS, _BARRIERS_AN_EPOCH = 1 << 60, 1 << 20
 _CALLS = 1 << 24
 _STALENESS_EVERY_S = 1.0
 _LINES_MAX = 12
-
-
-# The samples of a batch that does not say how many it holds.
-UNKNOWN = -1
-
-
-class Drawn(NamedTuple):
-    """One unit that the loop has got, or that was empty: its pass and number, samples here and in all."""
-
-    passes: Passes
-    epoch: int
-    unit: int
-    samples: int
-    global_samples: int
-
-
-@dataclass
-class Share:
-    """What a step is made of: samples here, samples of the whole batches, and what it counts for."""
-
-    samples: float = 0.0
-    global_samples: float = 0.0
-    weight: float = 0.0  # in a round: the samples, unless the script says otherwise
 
 
 class Worker:
