@@ -37,6 +37,7 @@ __all__ = ["Passes"]
 _TOPICS, _LOADERS = 1 << 15, 10_000
 # What is only read has numbers of its own: by part of the script, and counted in it.
 _READS, _READS_A_PART = PASSES_A_LOADER >> 1, 1 << 10
+_OVER = 1 << 40  # behind all batches
 _LOOK_EVERY_S = 0.002
 
 
@@ -196,10 +197,14 @@ class Passes:
 
     def _tell(self, last: Drawn, does: str) -> None:
         """Worker 0: what it does after a batch of which others have nothing."""
-        worker, row = self._worker, last.unit // self._cut
+        row = last.unit // self._cut
         nothing = last.global_samples < self._cut if self._split else row == self._batches // self._cut
-        if worker.rank == 0 and worker.board is not None and self._static and nothing:
-            worker.board.post(self._topic + 2, f"{self._run} {row} {does}")
+        if nothing:
+            self._post(row, does)
+
+    def _post(self, row: int, does: str) -> None:
+        if self._worker.rank == 0 and self._worker.board is not None and self._static:
+            self._worker.board.post(self._topic + 2, f"{self._run} {row} {does}")
 
     @property
     def _run(self) -> int:
@@ -253,6 +258,8 @@ class Passes:
         training = self._training
         if self._last is not None:
             self._tell(self._last, "rests" if training else "reads")
+        elif self._got == 0:  # an earlier life of it had all: whoever asks asks for what is over
+            self._post(_OVER, "rests")
         if training:
             return self._finish(epoch)
         self._worker.forget(self._first + epoch)
