@@ -29,7 +29,8 @@ def test_a_job_ends_well(jobs: Jobs) -> None:
     assert sorted(result.stdout.splitlines()) == [f"[worker {r}] rank {r} is done" for r in (0, 1)]
     done = result.stderr.splitlines()[-1]
     assert re.fullmatch(
-        r"\[shoal\] job job is done: \d+\.\d s, 3 steps a worker, 192 samples, [\d,]+ samples/s", done
+        r"\[shoal\] job job is done: \d+\.\d s, 3 steps a worker, 192 samples, [\d,]+ samples/s, loss 0.5",
+        done,
     )
     assert not any(map(alive, jobs.pids()))
     assert jobs.record()["code"] == 0

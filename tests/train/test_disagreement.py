@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -76,8 +77,14 @@ def test_datasets_of_different_size_are_found() -> None:
 
 @pytest.mark.parametrize("sync", ["asp"])
 def test_batches_of_different_keys_are_found(sync: str) -> None:
+    both = threading.Barrier(2)
+
     def script(worker: Worker) -> None:
+        first = iter([both])
+
         def collate(samples: list[Any]) -> dict[str, Any]:
+            for barrier in first:  # nobody takes it all before the other has a batch
+                barrier.wait(10)
             ids, x, y = (torch.stack(part) for part in zip(*samples, strict=True))
             return {"ids": ids, "x": x, **({"y": y} if worker.rank else {"label": y})}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.train.crew import run_workers
@@ -161,3 +163,167 @@ def test_what_is_loaded_after_prepare_is_trained_on(sync: str) -> None:
         return float(model.weight.detach())
 
     assert run_workers(1, script, sync) == [4.0]
+
+
+class Shared(torch.nn.Module):
+    """Two lookups in one table, as of the titles that a user has read and the one that is shown."""
+
+    def __init__(self, seen: Any, shown: Any) -> None:
+        super().__init__()
+        self.seen, self.shown = seen, shown
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return (self.seen(ids) * (2 + self.shown(ids.flip(0)))).sum(1)
+
+
+def shared_rows(worker: Worker | None, clip: float | None, kind: type[torch.optim.Optimizer]) -> Any:
+    if worker is None:
+        table = torch.nn.Embedding.from_pretrained(torch.full((4, 2), 0.5), freeze=False)
+        model = Shared(table, table)
+    else:
+        tables = [shoal.nn.Embedding("one", dim=2, init=shoal.init.Constant(0.5)) for _ in range(2)]
+        model = Shared(*tables)
+    optimizer = kind(model.parameters(), lr=0.1)
+    data: Any = DataLoader(TensorDataset(torch.tensor([0, 1, 2, 3, 1, 1, 2, 0])), batch_size=4)
+    if worker is not None:
+        model, optimizer, data = worker.prepare(model, optimizer, data)
+    for _ in range(2):
+        for (ids,) in data:
+            optimizer.zero_grad()
+            model(torch.cat([ids, torch.arange(4)])).mean().backward()
+            if clip is not None and worker is not None:
+                worker.clip_grad_norm_(model, clip)
+            elif clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+    return model.seen.weight.detach().numpy() if worker is None else model.seen.table.pull(range(4))
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("sync", ["bsp", "asp", "average:2"])
+def test_modules_that_share_a_table_step_it_once(sync: str, kind: Any, clip: float | None) -> None:
+    alone = shared_rows(None, clip, kind)
+    (found,) = run_workers(1, lambda worker: shared_rows(worker, clip, kind), sync)
+    np.testing.assert_allclose(found, alone, rtol=1e-5)
+
+
+def two_halves(worker: Worker | None, clipped: str) -> list[float]:
+    """Each half has an optimizer; what is clipped before its step is one half, both, or a part of one."""
+    halves = [torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)]
+    for half in halves:
+        torch.nn.init.ones_(half.weight)
+        torch.nn.init.zeros_(half.bias)
+    model = torch.nn.ModuleList(halves)
+    optimizers = [torch.optim.SGD(half.parameters(), lr=0.5) for half in halves]
+    data: Any = DataLoader(TensorDataset(torch.arange(16.0).reshape(8, 2)), batch_size=4)
+    if worker is not None:
+        model, *optimizers, data = worker.prepare(model, *optimizers, data)
+    for (x,) in data:
+        for half, optimizer in zip(halves, optimizers, strict=True):
+            optimizer.zero_grad()
+            (half(x) ** 2).mean().backward()
+            what = {"half": half, "both": model, "part": torch.nn.ParameterList([half.weight])}[clipped]
+            if worker is None:
+                torch.nn.utils.clip_grad_norm_(what.parameters(), 0.1)
+            else:
+                worker.clip_grad_norm_(what, 0.1)
+            optimizer.step()
+    return [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "allreduce"])
+def test_each_optimizer_has_a_norm_of_its_own(sync: str) -> None:
+    alone = pytest.approx(two_halves(None, "half"), rel=1e-5)
+    assert run_workers(2, lambda worker: two_halves(worker, "half"), sync) == [alone, alone]
+
+
+@pytest.mark.parametrize(
+    ("clipped", "message"), [("both", "2 optimizers step them"), ("part", "0.bias is stepped with them")]
+)
+def test_a_norm_that_no_round_has_is_refused(clipped: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        run_workers(2, lambda worker: two_halves(worker, clipped))
+
+
+def sparse_rows(worker: Worker | None) -> list[float]:
+    model = torch.nn.Embedding(6, 1, sparse=True, _weight=torch.ones(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    data: Any = DataLoader(TensorDataset(torch.tensor([0, 1, 1, 2, 3, 3, 3, 5])), batch_size=4)
+    if worker is not None:
+        model, optimizer, data = worker.prepare(model, optimizer, data)
+    for (ids,) in data:
+        optimizer.zero_grad()
+        (model(ids) ** 2).mean().backward()
+        optimizer.step()
+    return model.weight.detach().flatten().tolist()
+
+
+@pytest.mark.parametrize("sync", ["bsp", "allreduce"])
+def test_sparse_gradients_of_torchs_own_embedding(sync: str) -> None:
+    alone = pytest.approx(sparse_rows(None), rel=1e-5)
+    assert run_workers(2, sparse_rows, sync) == [alone, alone]
+
+
+@pytest.mark.parametrize(
+    "sync", ["quorum:0.5", "ssp:1", "asp:staleness", "softsync:2", "dcasgd:0.1", "downpour:2,2", "average:2",
+             "bmuf:2", "easgd:2", "diloco:2,lr=1,momentum=0", "gossip"]
+)  # fmt: skip
+def test_sparse_gradients_under_the_other_words(sync: str) -> None:
+    one, other = run_workers(2, sparse_rows, sync)
+    assert one[4] == 1.0 > max(one[:4])
+    assert one == pytest.approx(other)
+
+
+def test_modules_that_share_a_table_share_its_hyper_parameters() -> None:
+    def script(worker: Worker) -> None:
+        model = Shared(*(shoal.nn.Embedding("one", dim=2) for _ in range(2)))
+        groups = [{"params": model.seen.parameters()}, {"params": model.shown.parameters(), "lr": 0.2}]
+        worker.prepare(model, torch.optim.SGD(groups, lr=0.1))
+
+    with pytest.raises(shoal.Mismatch, match=r"optimizer SGD\(lr=0.1\) in module seen and optimizer SGD\(lr"):
+        run_workers(1, script)
+
+
+class Frozen(torch.nn.Module):
+    """Its first layer, a random projection and a mask are stepped by nobody; a normalisation has means."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+        self.norm = torch.nn.BatchNorm1d(2)
+        torch.nn.init.constant_(self.first.weight, float(rank))
+        self.register_buffer("projection", torch.full((2, 2), float(rank + 1)))
+        self.register_buffer("mask", torch.tensor([float("-inf"), float(rank)]))
+        self.register_buffer("cache", torch.tensor([float(rank)]), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x) @ self.projection))
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "average:2", "allreduce"])
+def test_what_nobody_steps_is_equal_on_all_workers(sync: str) -> None:
+    def script(worker: Worker) -> dict[str, Any]:
+        model = Frozen(worker.rank)
+        optimizer = torch.optim.SGD([*model.last.parameters(), *model.norm.parameters()], lr=0.1)
+        data = DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4)
+        model, optimizer, batches = worker.prepare(model, optimizer, data)
+        fixed = (
+            "first.weight",
+            "projection",
+            "norm.running_mean",
+        )  # the rest may have been stepped by others
+        begins = {f"begins {name}": model.state_dict()[name].clone() for name in fixed}
+        assert float(model.cache) == worker.rank
+        for (x,) in batches:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+        return begins | model.state_dict()
+
+    one, other = run_workers(2, script, sync)
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert float(one["begins first.weight"][0, 0]) in (0.0, 1.0)
+    assert one["mask"].tolist() in ([-math.inf, 0.0], [-math.inf, 1.0])
+    if sync in ("bsp", "allreduce"):  # elsewhere worker 0 may come too late for any
+        assert int(one["norm.num_batches_tracked"]) == 2

@@ -117,6 +117,7 @@ def test_the_board_counts_over_workers(job: Path) -> None:
     assert board.line() == (
         "step 4-6, 0 samples/s, loss 1.5, not joined: worker 2, worker 1 waits for worker 2"
     )
+    assert board.summary(4.0) == "4.0 s, 4-6 steps a worker, 400 samples, 100 samples/s, loss 1.5"
 
 
 def test_the_board_shows_what_workers_report_by_name(job: Path) -> None:

@@ -30,6 +30,7 @@ class InTurnSource:
         self._order: Order | None = None
         self._batches: Any = batches
         self._any = False
+        self.read = 0  # batches of the pass that runs, or ran last
         self.order = "a stream"
         if isinstance(batches, DataLoader):
             self._order = Order(batches, seed=seed, rank=rank)
@@ -52,7 +53,7 @@ class InTurnSource:
         if self._order is not None:
             self._order.begin_stream(epoch)
         self._n = ledger.begin(epoch, 0, self._n)
-        return self._pass(iter(self._batches), done)
+        return self._pass(iter(self._batches), ledger, done)
 
     def skip(self, epoch: int) -> None:
         if self._order is not None:
@@ -65,13 +66,12 @@ class InTurnSource:
         if self._order is not None:
             self._order.load(state)
 
-    def _pass(self, batches: Iterator[Any], done: Done) -> Iterator[Handed]:
-        read = 0
+    def _pass(self, batches: Iterator[Any], ledger: Ledger, done: Done) -> Iterator[Handed]:
+        self.read = 0
 
         def mine() -> Iterator[tuple[int, Any]]:
-            nonlocal read
             for unit, batch in enumerate(batches):
-                read += 1
+                self.read = unit + 1
                 if unit % self._n == self._rank and unit not in done:
                     yield unit, batch
 
@@ -81,8 +81,8 @@ class InTurnSource:
             samples = self._count(batch)
             yield Handed(unit, samples, samples, batch)
         # A generator gives nothing the second time, as in plain Python; nothing at all is a mistake.
-        if read == 0 and not self._any:
+        if self.read == 0 and not self._any:
             raise BadInput("the loader is empty: its dataset gave no batch")
         self._any = True
-        if Plan(self._n, "each").idle(self._rank, read):
+        if ledger.ordered and Plan(self._n, "each").idle(self._rank, self.read):
             yield Handed(NO_UNIT, 0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -20,6 +21,7 @@ __all__ = ["NO_UNIT", "ShardedLoader"]
 
 OnUnit = Callable[[int, int, int], object]
 OnPass = Callable[[int], object]
+Reading = Callable[[], Ledger | None]
 OnFirst = Callable[[Any], object]
 
 _STATE_VERSION = 1
@@ -35,10 +37,11 @@ class ShardedLoader:
     `on_unit(epoch, unit, samples)` is called when a batch is handed to the loop, and with 0 samples for an
     empty part, for which the loop sees no batch; `global_samples` then holds the samples of the unit's global
     batch. With the unit `NO_UNIT` and 0 samples others have a batch in this step and this worker has none.
-    `on_pass(epoch)` is called when the worker has come to the end of a pass, `on_over(epoch)` when it passes
-    over one that was finished before it came. `on_batch(batch)` is called just
-    before the loop gets a batch, `on_first(batch)` for the first of all; `ahead(batch)`, if given, before the
-    loop gets the one before that.
+    `on_pass(epoch)` is called when the worker has come to the end of a pass; if it gives False, the next
+    `for` runs the same one again. `on_over(epoch)` is called when it passes over one that was finished before
+    it came. `on_batch(batch)` is called just before the loop gets a batch, `on_first(batch)` for the first of
+    all; `ahead(batch)`, if given, before the loop gets the one before that. `reading()` is asked when a `for`
+    begins: with a ledger for an answer it only reads, is no pass, and leaves one that runs alone.
 
     `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
     samples a batch of an iterable holds.
@@ -65,16 +68,19 @@ class ShardedLoader:
         on_batch: Seen | None = None,
         ahead: Seen | None = None,
         on_first: OnFirst | None = None,
+        reading: Reading | None = None,
         seed: int = 0,
         count: Count = samples_in,
     ) -> None:
         plan = Plan(n, batch)
-        self._ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
+        self.ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
         self._loader, self._plan = loader, plan
         self._on_unit, self._on_pass, self._on_over = on_unit, on_pass, on_over
-        self._on_batch, self._on_first = on_batch, on_first
-        self._source = _source(loader, plan, rank=rank, seed=seed, count=count)
+        self._on_batch, self._on_first, self._reading = on_batch, on_first, reading
+        self._new_source = partial(_source, loader, plan, rank=rank, seed=seed, count=count)
+        self._source = self._new_source()
         self._source.seen = ahead
+        self._reader: Source | None = None
         self._epoch = 0
         self._begun = False  # whether pass `_epoch` was begun, and so the next `for` runs another
         self._start_epoch = 0
@@ -99,9 +105,14 @@ class ShardedLoader:
         return not isinstance(self._source, IndexedSource) or self._source.whole
 
     @property
+    def stream_batches(self) -> int | None:
+        """How many batches a stream has given so far in its pass; None where batches have indexes."""
+        return self._source.read if isinstance(self._source, InTurnSource) else None
+
+    @property
     def leased(self) -> bool:
         """Whether the ledger decides what this worker trains; false for batches in turn."""
-        return isinstance(self._source, IndexedSource) and not self._ledger.ordered
+        return isinstance(self._source, IndexedSource) and not self.ledger.ordered
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `for` run this pass; those in between are passed over, as if they were trained."""
@@ -125,6 +136,11 @@ class ShardedLoader:
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
+        ledger = None if self._reading is None else self._reading()
+        if ledger is not None:
+            # A source of its own: a pass that is being trained may go on behind it.
+            self._reader = self._new_source() if self._reader is None else self._reader
+            return self._read(self._reader.start(self._epoch, ledger, Done(self._plan.workers)))
         if self._begun:
             self._move_to(self._epoch + 1)
         epoch = self._epoch
@@ -138,7 +154,21 @@ class ShardedLoader:
         before = self._start_done if epoch == self._start_epoch else Done(self._plan.workers)
         self._done = before.copy()
         self._pass_state = self._source.state()
-        return self._pass(epoch, self._source.start(epoch, self._ledger, before), self._done)
+        return self._pass(epoch, self._source.start(epoch, self.ledger, before), self._done)
+
+    def _read(self, handed: Iterator[Handed]) -> Iterator[Any]:
+        for one in handed:
+            if one.batch is not None:
+                yield self._shown(one.batch)
+
+    def _shown(self, batch: Any) -> Any:
+        """`batch`, which the loop gets next."""
+        if self._on_first is not None:
+            first, self._on_first = self._on_first, None
+            first(batch)
+        if self._on_batch is not None:
+            self._on_batch(batch)
+        return batch
 
     def _pass(self, epoch: int, handed: Iterator[Handed], done: Done) -> Iterator[Any]:
         before: float | None = None
@@ -152,18 +182,12 @@ class ShardedLoader:
                 continue
             now = time.perf_counter()
             if before is not None:
-                self._ledger.spent(now - before)
+                self.ledger.spent(now - before)
             before = now
-            if self._on_first is not None:
-                first, self._on_first = self._on_first, None
-                first(one.batch)
-            if self._on_batch is not None:
-                self._on_batch(one.batch)
-            yield one.batch
-        if self._on_pass is not None:
-            self._on_pass(epoch)
+            yield self._shown(one.batch)
+        counts = self._on_pass is None or self._on_pass(epoch) is not False
         if self._epoch == epoch:
-            self._move_to(epoch + 1)
+            self._move_to(epoch + counts)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, as values that JSON can hold: a batch counts once the loop has it."""

@@ -165,10 +165,11 @@ class Board:
         """What a job that ended well did."""
         totals = self.counters()
         steps = _span(totals["step_min"], totals["step_max"])
+        loss = "" if totals["loss"] is None else f", loss {totals['loss']:.4g}"
         data = "" if self.data is None else f"; {self.data}"
         return (
             f"{seconds:.1f} s, {steps} steps a worker, {totals['samples']:,} samples, "
-            f"{totals['samples_per_s_mean']:,.0f} samples/s{data}"
+            f"{totals['samples_per_s_mean']:,.0f} samples/s{loss}{data}"
         )
 
     def table(self) -> Table:

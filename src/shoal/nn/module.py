@@ -8,7 +8,7 @@ pull in between. Sending gradients is not done here: `gradients()` hands them ou
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
@@ -29,7 +29,7 @@ from shoal.store.client import Client
 from shoal.store.table import Table
 from shoal.types import ArrayLike, Codec, FloatRows, KeyArray
 
-__all__ = ["Asked", "TableModule", "table_modules", "uncompiled"]
+__all__ = ["Asked", "TableModule", "row_gradients", "table_modules", "uncompiled"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _INT64_LOW, _INT64_HIGH = -(1 << 63), 1 << 63
@@ -261,6 +261,20 @@ def table_modules(model: torch.nn.Module) -> list[tuple[str, TableModule]]:
     [('0', 'items')]
     """
     return [(name, module) for name, module in model.named_modules() if isinstance(module, TableModule)]
+
+
+def row_gradients(modules: Iterable[TableModule]) -> Iterator[tuple[TableModule, KeyArray, FloatRows]]:
+    """What backward accumulated, for each table once, with the first of its modules that has some."""
+    tables: dict[str, list[tuple[TableModule, KeyArray, FloatRows]]] = {}
+    for module in modules:
+        if (found := module.gradients()) is not None:
+            tables.setdefault(module.table_name, []).append((module, *found))
+    for parts in tables.values():
+        if len(parts) == 1:
+            yield parts[0]
+        else:
+            _, keys, grads = zip(*parts, strict=True)
+            yield parts[0][0], np.concatenate(keys), np.concatenate(grads)
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> int:

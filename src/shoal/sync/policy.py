@@ -121,7 +121,8 @@ class Policy:
     def order(self, n: int) -> Literal["static", "leased"]:
         """How data is handed out: `static` where every worker takes part in every step, else by lease."""
         whole = isinstance(self.take, All | First) and self.take.core(n)[1] == n
-        return "static" if whole and isinstance(self.payload, Gradient) else "leased"
+        every_step = whole and isinstance(self.payload, Gradient)
+        return "static" if every_step or self.dense_home == "peers" else "leased"
 
     def core_spec(self, n: int) -> dict[str, Any]:
         """The job's clock for `n` workers, as `_core.Client.sync_open` takes it.

@@ -45,10 +45,9 @@ class AtServers(Strategy):
         else:
             self.push(pushes, policy)
             self.push_rows(one, share)
-        clip = worker.round_clip
         weight = policy.commit_weight(share.weight)
-        done = worker.advance(weight=weight, lr=_round_lr(one), clip=clip.max_norm)
-        clip.done(done.norm)
+        done = worker.advance(weight=weight, lr=_round_lr(one), clip=one.clip.max_norm)
+        one.clip.done(done.norm)
         self.pull_dense()
         one.hide_gradients()
 

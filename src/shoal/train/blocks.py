@@ -217,7 +217,7 @@ class Downpour(_LocalSteps):
         for dense in one.dense:
             if dense.parameter.grad is not None:
                 held = self._sums.get(id(dense.parameter), np.float32(0))
-                self._sums[id(dense.parameter)] = held + factor * flat(dense.parameter.grad)
+                self._sums[id(dense.parameter)] = held + factor * flat(dense.parameter.grad.to_dense())
         self.push_rows(one, share)
 
     def after(self, one: Stepped) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from shoal.errors import BadInput
 from shoal.nn.gradient import RowGradient
-from shoal.nn.module import TableModule, table_modules
+from shoal.nn.module import TableModule, row_gradients, table_modules
 
-__all__ = ["LocalClip", "RoundClip", "clip_factor", "scale_gradients"]
+if TYPE_CHECKING:
+    from shoal.train.parameters import Stepped
+
+__all__ = ["LocalClip", "RoundClip", "clip_factor", "round_clip", "scale_gradients"]
 
 
 def clip_factor(max_norm: float, norm: float) -> float:
@@ -44,14 +49,14 @@ class LocalClip:
 
     def norm(self) -> float:
         """The Euclidean norm; equal keys of a table count as their sum."""
-        square = sum(float(p.grad.double().square().sum()) for p in self._dense if p.grad is not None)
-        for module in self._tables:
-            found = module.gradients()
-            if found is not None:
-                _, where = np.unique(found[0], return_inverse=True)
-                sums = np.zeros((int(where.max(initial=-1)) + 1, module.dim))
-                np.add.at(sums, where, found[1])
-                square += float((sums**2).sum())
+        square = sum(
+            float(p.grad.to_dense().double().square().sum()) for p in self._dense if p.grad is not None
+        )
+        for module, keys, grads in row_gradients(self._tables):
+            _, where = np.unique(keys, return_inverse=True)
+            sums = np.zeros((int(where.max(initial=-1)) + 1, module.dim))
+            np.add.at(sums, where, grads)
+            square += float((sums**2).sum())
         return math.sqrt(square)
 
     def clip(self, max_norm: float) -> torch.Tensor:
@@ -78,3 +83,26 @@ class RoundClip:
         if self.max_norm:
             self._norm.fill_(norm)
         self.max_norm = 0.0
+
+
+def round_clip(model: torch.nn.Module, stepped: Sequence[Stepped]) -> RoundClip:
+    """That of the optimizer whose step has just the gradients of `model`: the norm is a round's, whole."""
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = [one for one in stepped if any(id(parameter) in own for parameter in one.named.values())]
+    if len(found) == 1:
+        known = {id(parameter) for parameter in found[0].named.values()}
+        missing = [n for n, p in found[0].named.items() if id(p) not in own and p.requires_grad]
+        loose = [n for n, p in model.named_parameters() if id(p) not in known and p.grad is not None]
+        if not missing and not loose:
+            return found[0].clip
+        seen = (
+            f"{missing[0]} is stepped with them" if missing else f"{loose[0]} has a gradient and no optimizer"
+        )
+    else:
+        seen = f"{len(found)} optimizers step them"
+    raise BadInput(
+        f"worker.clip_grad_norm_({type(model).__name__}): in this sync word it clips the mean gradient of a "
+        f"round, which is all that one optimizer steps, and not just the parameters of this model: {seen}. "
+        f"Give it the whole of what one optimizer steps, before that one's step(); torch's own "
+        f"torch.nn.utils.clip_grad_norm_ clips what this worker has"
+    )

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from shoal import optim
+from shoal.store.client import Client
 from shoal.store.rounds import Rounds
+from shoal.store.table import Table
 
 __all__ = ["LedgerReport", "PassReport"]
 
 
 @dataclass(frozen=True)
 class PassReport:
-    """How one pass used its units (a unit is one worker's part of one global batch)."""
+    """How one pass used its units (a unit is one worker's part of one global batch; of a stream, a batch)."""
 
     epoch: int
     units: int
@@ -29,21 +34,40 @@ class PassReport:
         return f"pass {self.epoch}: {self.done} of {self.units} units done ({how})"
 
 
+# The ledger knows nothing of streams: how many batches each worker has seen and used lies in a table.
+_STREAMS, _RANKS = "shoal.streams", 1 << 12
+_EXACT = 1 << 24  # whole numbers up to here are exact in a float32
+
+
 class LedgerReport:
     """Reads the ledger of the job. `last` is the pass that this worker ended last."""
 
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
+    def __init__(self, rounds: Rounds, client: Client) -> None:
+        self._rounds, self._client = rounds, client
         self.last = 0
 
     def report(self, epoch: int | None = None) -> PassReport:
         """What became of the units of one pass; of the one that ended last if none is named."""
         epoch = self.last if epoch is None else epoch
         found = self._rounds.report(epoch)
-        return PassReport(
-            epoch=epoch,
-            units=found["units"],
-            done=found["done"],
-            used={int(times): int(units) for times, units in found["used"].items()},
-            by_rank={int(rank): int(units) for rank, units in found["by_rank"].items()},
-        )
+        used = {int(times): int(units) for times, units in found["used"].items()}
+        by_rank = {int(rank): int(units) for rank, units in found["by_rank"].items()}
+        units, done = found["units"], found["done"]
+        if units == 0:
+            keys = [epoch * _RANKS + rank for rank in by_rank]
+            rows = self._streams().pull(keys).astype(np.int64) @ np.array(
+                [[1, 0], [_EXACT, 0], [0, 1], [0, _EXACT]]
+            )
+            units = int(rows[:, 0].max(initial=0))
+            by_rank = {rank: int(row[1]) for rank, row in zip(by_rank, rows, strict=True)}
+            done = sum(by_rank.values())
+            used = {times: count for times, count in ((0, units - done), (1, done)) if count}
+        return PassReport(epoch=epoch, units=units, done=done, used=used, by_rank=by_rank)
+
+    def streamed(self, epoch: int, batches: int, used: int) -> None:
+        """This worker has come to the end of a stream of so many batches, of which it has used these."""
+        row = [batches % _EXACT, batches // _EXACT, used % _EXACT, used // _EXACT]
+        self._streams().assign([epoch * _RANKS + self._rounds.rank], np.array([row], np.float32))
+
+    def _streams(self) -> Table:
+        return self._client.table(_STREAMS, dim=4, optimizer=optim.SGD(lr=1.0))

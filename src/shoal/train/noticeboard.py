@@ -71,6 +71,11 @@ class Noticeboard:
         own = _digest(text.encode())
         return [rank for rank, head in zip(ranks, heads, strict=True) if tuple(map(int, head[2:4])) == own]
 
+    def note(self, rank: int, topic: int) -> str | None:
+        """What the worker of that rank has posted on the topic in this life, if anything."""
+        life, head = self._table.pull([_key(rank, _LIFE), _key(rank, topic)])
+        return self._text(rank, topic) if head[0] == life[0] != 0 else None
+
     def _text(self, rank: int, topic: int) -> str | None:
         """A note that is whole: its writer may be replacing it just now. None if it never is."""
         for _ in range(_TRIES):

@@ -20,7 +20,8 @@ from shoal.train.strategy import Strategy
 
 if TYPE_CHECKING:
     from shoal.sync.policy import Policy
-    from shoal.train.worker import Share, Worker
+    from shoal.train.share import Share
+    from shoal.train.worker import Worker
 
 __all__ = ["AllReduce", "Gossip", "Hogwild"]
 
@@ -68,6 +69,9 @@ class AllReduce(_Local):
         counts, total, max_norm = self._agree(one, dense, share)
         # A parameter that nobody touched is left alone, as torch leaves one without gradient.
         active = [entry for entry, count in zip(dense, counts, strict=True) if count > 0]
+        sparse = [
+            entry for entry in active if entry.parameter.grad is not None and entry.parameter.grad.is_sparse
+        ]
         grads = [_gradient(entry) for entry in active]
         packed = _packed(grads) * share.weight
         worker.group.sum_(packed)
@@ -82,8 +86,10 @@ class AllReduce(_Local):
         if max_norm > 0:
             norm = done.norm if whole else norm
             packed *= clip_factor(max_norm, norm)
-        worker.round_clip.done(norm)
+        one.clip.done(norm)
         _unpack(packed, grads)
+        for entry in sparse:  # its optimizer may know no others
+            entry.parameter.grad = _gradient(entry).to_sparse(1)
         if total == 0:
             one.hide_gradients()
 
@@ -95,7 +101,7 @@ class AllReduce(_Local):
         """How many touched each parameter, the samples in all, the norm to clip by. Learning rates become
         rank 0's: a worker whose parts are empty does not run its schedulers.
         """
-        groups, clip = one.optimizer.param_groups, self.worker.round_clip
+        groups, clip = one.optimizer.param_groups, one.clip
         self._rates = [group["lr"] for group in groups]
         touched = [float(entry.parameter.grad is not None) for entry in dense]
         rates = [float(rate) if self.worker.rank == 0 else 0.0 for rate in self._rates]
@@ -164,6 +170,10 @@ class Hogwild(_Local):
 
 
 def _gradient(entry: Dense) -> torch.Tensor:
-    if entry.parameter.grad is None:
-        entry.parameter.grad = torch.zeros_like(entry.parameter)
-    return entry.parameter.grad
+    """A dense one, made where there is none."""
+    parameter = entry.parameter
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
+    return parameter.grad

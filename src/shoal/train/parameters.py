@@ -13,6 +13,7 @@ import torch
 
 from shoal.errors import BadInput
 from shoal.nn.module import TableModule, table_modules
+from shoal.train.clip import RoundClip
 
 __all__ = ["Dense", "Stepped", "TableUse", "check_finite", "described", "flat", "names", "survey"]
 
@@ -25,7 +26,13 @@ class Dense:
 
     name: str
     parameter: torch.nn.Parameter
-    group: dict[str, Any]
+    optimizer: torch.optim.Optimizer
+    index: int
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """Looked up: `load_state_dict` replaces it."""
+        return self.optimizer.param_groups[self.index]
 
     @property
     def lr(self) -> float:
@@ -38,14 +45,18 @@ class TableUse:
 
     name: str
     module: TableModule
-    group: dict[str, Any] | None
+    optimizer: torch.optim.Optimizer
+    index: int | None
+
+    @property
+    def group(self) -> dict[str, Any] | None:
+        return None if self.index is None else self.optimizer.param_groups[self.index]
 
     @property
     def lr(self) -> float | None:
         """What the next push takes: the group's, unless the table keeps its own."""
-        if self.module.optimizer is not None or self.group is None:
-            return None
-        return float(self.group["lr"])
+        group = self.group
+        return None if self.module.optimizer is not None or group is None else float(group["lr"])
 
 
 @dataclass
@@ -55,8 +66,16 @@ class Stepped:
     optimizer: torch.optim.Optimizer
     dense: list[Dense] = field(default_factory=list)
     tables: list[TableUse] = field(default_factory=list)
+    clip: RoundClip = field(default_factory=RoundClip)
+    settings: list[list[Any]] = field(default_factory=list)  # of the groups, as the servers have them
     reduction: str = "mean"  # what the loss is of its samples' losses: "mean" or "sum"
     _hidden: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = field(default_factory=list)
+
+    @property
+    def named(self) -> dict[str, torch.nn.Parameter]:
+        """Its parameters and the handles of its tables."""
+        handles = {f"{use.name}.weight": use.module.weight for use in self.tables}
+        return {dense.name: dense.parameter for dense in self.dense} | handles
 
     def hide_gradients(self) -> None:
         """Let the optimizer see nothing to step."""
@@ -99,11 +118,11 @@ def survey(
     optimizer for them may come now.
     """
     stepped = [Stepped(optimizer) for optimizer in optimizers]
-    home: dict[int, tuple[Stepped, dict[str, Any]]] = {}
+    home: dict[int, tuple[Stepped, int]] = {}
     for one in stepped:
-        for group in one.optimizer.param_groups:
+        for index, group in enumerate(one.optimizer.param_groups):
             for parameter in group["params"]:
-                home[id(parameter)] = (one, group)
+                home[id(parameter)] = (one, index)
     known: set[int] = set()
     both = {**earlier, **models}
     # First: of an optimizer of another model all else that could be said follows from it.
@@ -118,8 +137,8 @@ def survey(
                 continue
             known.add(id(parameter))
             if id(parameter) in home:
-                one, group = home[id(parameter)]
-                one.dense.append(Dense(prefix + name, parameter, group))
+                one, index = home[id(parameter)]
+                one.dense.append(Dense(prefix + name, parameter, one.optimizer, index))
     return stepped
 
 
@@ -151,7 +170,7 @@ def check_finite(one: Stepped) -> None:
     for dense in one.dense:
         grad = dense.parameter.grad
         # In one number: a sum that is finite has finite parts, in doubles also where floats would overflow.
-        if grad is not None and not math.isfinite(grad.sum(dtype=torch.float64)):
+        if grad is not None and not math.isfinite(_values(grad).sum(dtype=torch.float64)):
             wrong = grad.numel() - int(torch.isfinite(grad.to_dense()).sum())
             raise BadInput(
                 f"the gradient of {dense.name} has {wrong} of {grad.numel()} elements that are not finite; "
@@ -159,16 +178,20 @@ def check_finite(one: Stepped) -> None:
             )
 
 
+def _values(grad: torch.Tensor) -> torch.Tensor:
+    return grad._values() if grad.is_sparse else grad
+
+
 def _tables(
     model: torch.nn.Module,
     prefix: str,
     stepped: list[Stepped],
-    home: dict[int, tuple[Stepped, dict[str, Any]]],
+    home: dict[int, tuple[Stepped, int]],
 ) -> None:
     for name, module in table_modules(model):
         where = home.get(id(module.weight))
         if where is not None:
-            where[0].tables.append(TableUse(prefix + name, module, where[1]))
+            where[0].tables.append(TableUse(prefix + name, module, where[0].optimizer, where[1]))
         elif not module.weight.requires_grad:
             continue  # frozen: read and never pushed
         elif module.optimizer is None or not stepped:
@@ -179,7 +202,7 @@ def _tables(
                 + ("" if module.optimizer is not None else ", or the module an optimizer=")
             )
         else:
-            stepped[0].tables.append(TableUse(prefix + name, module, None))
+            stepped[0].tables.append(TableUse(prefix + name, module, stepped[0].optimizer, None))
 
 
 def _check_strangers(stepped: list[Stepped], known: set[int]) -> None:

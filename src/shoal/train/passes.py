@@ -2,18 +2,30 @@
 
 A loop that steps is training: its pass is opened in the ledger, each unit is done with the step that used
 it, and the pass ends for all workers together. A loop that never steps (evaluation) just reads: nobody waits
-for anybody.
+for anybody, and the pass is still to be made. Which of both it is can be seen
+
+1. when it begins, if gradients are off: it reads, beside whatever runs;
+2. else when it ends: were there steps, or, where there were some before, gradients at least? In eval mode,
+   and where the word has it so, the units of such a pass are everybody's own and not leased: it can be run
+   again (not where contributions can be dropped: units come back only to those who lease);
+3. on a worker whose parts are all empty by nothing: it does as worker 0 does, which never has an empty one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from shoal.data.ledger import LeasedLedger, Ledger, StaticLedger
 from shoal.data.loader import NO_UNIT, ShardedLoader
-from shoal.errors import Mismatch
+from shoal.data.samples import samples_in
+from shoal.errors import BadInput, Mismatch, Timeout
+from shoal.sync import First
 from shoal.train.progress import PASSES_A_LOADER
+from shoal.train.share import UNKNOWN, Drawn
 
 if TYPE_CHECKING:
     from shoal.train.batch_rows import BatchRows
@@ -22,7 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["Passes"]
 
 # Of the notices about loaders; models have those below.
-_TOPICS, _LOADERS = 1 << 15, 1 << 14
+_TOPICS, _LOADERS = 1 << 15, 10_000
+# What is only read has numbers of its own: by part of the script, and counted in it.
+_READS, _READS_A_PART = PASSES_A_LOADER >> 1, 1 << 10
+_OVER = 1 << 40  # behind all batches
+_LOOK_EVERY_S = 0.002
 
 
 class Passes:
@@ -33,29 +49,32 @@ class Passes:
     ) -> None:
         self._worker = worker
         self._first = number * PASSES_A_LOADER
-        self._topic = _TOPICS + 2 * (number % _LOADERS)
+        self._topic = _TOPICS + 3 * (number % _LOADERS)
         self._name = "" if number == 0 else f" of loader {number}"
-        self._shares = 0  # units of each worker in static order
+        self._batches, self._cut = 0, worker.world_size
         self._steps = 0  # made by the worker before this pass
-        self._drawn = 0
+        self._got = 0  # batches of this pass
+        self._gradients: list[tuple[torch.Tensor | None, int]] = []  # before this pass
+        self._last: Drawn | None = None  # that no step has used
+        self._told = ""  # by worker 0
+        self._again = -1  # the pass that was read and not leased, and so cannot be leased any more
+        self._runs = (-1, 0)  # of which pass, and how many before this one
+        self._reads = (-1, 0)  # in which part of the script, and how many in it
+        self._counts = True
+        self._handed_out = False  # whether leases went to a loop that only read
+        self.uncounted: BadInput | None = None  # why a batch of UNKNOWN samples has so many
         self._trains = False  # whether a pass over this loader was one of training
-        policy = worker.policy.rows_policy if worker.policy.dense_home == "peers" else worker.policy
-        ledger: Ledger
-        if policy.order(worker.world_size) == "static":
-            ledger = StaticLedger(
-                worker.rank, worker.world_size, begin=self._begin, lease=self._lease, end=self._end
-            )
-        else:
-            ledger = LeasedLedger(
-                worker.rank, worker.world_size, self._lease, begin=self._begin, end=self._end
-            )
-        self._static = isinstance(ledger, StaticLedger)
-        self._ended = -1
+        rank, n = worker.rank, worker.world_size
+        self._fixed = StaticLedger(rank, n, begin=self._begin, lease=self._lease, end=self._end)
+        self._by_word: Ledger = self._fixed
+        self._drops = isinstance(worker.policy.take, First)
+        if worker.policy.order(n) == "leased":
+            self._by_word = LeasedLedger(rank, n, self._lease, begin=self._begin, end=self._end)
         self.loader = ShardedLoader(
             loader,
-            worker.rank,
-            worker.world_size,
-            ledger,
+            rank,
+            n,
+            self._by_word,
             batch="each" if worker.batch == "each" else "split",
             on_unit=self._on_unit,
             on_pass=self._on_pass,
@@ -63,7 +82,9 @@ class Passes:
             on_batch=None if rows is None else rows.hand,
             ahead=rows.see if rows is not None and prefetch else None,
             on_first=self._on_first,
+            reading=self._reading,
             seed=worker.seed,
+            count=self._samples_in,
         )
         # Who replaces a worker that died does not train again what is done.
         first, done = worker.rounds.resume(self._first)
@@ -72,19 +93,46 @@ class Passes:
         for epoch in range(self._first, first):
             worker.report_pass(epoch)
 
+    # A loop begins.
+
+    def _reading(self) -> Ledger | None:
+        worker = self._worker
+        if torch.is_grad_enabled():
+            fixed = not self._drops and (not worker.trains() or self.loader.epoch == self._again)
+            self.loader.ledger = self._fixed if fixed else self._by_word
+            return None
+        part, before = self._reads
+        self._reads = (worker.part, before + 1 if part == worker.part else 0)
+        return StaticLedger(worker.rank, worker.world_size, begin=self._begin_reading)
+
+    def _begin_reading(self, _: int, batches: int) -> int:
+        part, before = self._reads
+        number = self._first + _READS + part * _READS_A_PART + before
+        return self._worker.rounds.open_pass(number, batches, split=self._split, fixed=True)
+
+    @property
+    def _split(self) -> bool:
+        return self._worker.batch != "each" and not self.loader.whole
+
+    @property
+    def _static(self) -> bool:
+        return self.loader.ledger is self._fixed
+
     def _begin(self, epoch: int, batches: int) -> int:
         worker = self._worker
-        split = worker.batch != "each" and not self.loader.whole
+        last, before = self._runs
+        self._runs = (epoch, before + 1 if epoch == last else 0)
         self._agree_on_order(epoch)
-        self._steps, self._drawn = worker.steps_made, 0
-        cut = worker.rounds.open_pass(self._first + epoch, batches, split=split, fixed=self._static)
-        self._shares = batches if split else batches // cut
+        self._steps, self._got, self._gradients = worker.steps_made, 0, worker.gradients()
+        self._last, self._told, self._counts = None, "", True
+        cut = worker.rounds.open_pass(self._first + epoch, batches, split=self._split, fixed=self._static)
+        self._batches, self._cut = batches, cut
         worker.resized(cut)
         return cut
 
     def _agree_on_order(self, epoch: int) -> None:
         """All workers must cut the same batches, or samples are left out and others are used twice."""
-        worker, prefix = self._worker, f"pass {epoch}: "
+        worker, prefix = self._worker, f"{self._run}: "
         for rank, note in worker.agree(self._topic, prefix + self.loader.order):
             if note.startswith(prefix):  # it may be in another pass
                 raise Mismatch(
@@ -105,51 +153,151 @@ class Passes:
     def _lease(self, rank: int, epoch: int, want: int) -> list[tuple[int, int]]:
         return self._worker.rounds.lease(self._first + epoch, want)
 
-    @property
-    def _training(self) -> bool:
-        if self._drawn == 0:  # others were faster, and took all of the pass
-            return self._trains or self._worker.trains()
-        return self._worker.steps_made > self._steps
+    # A loop runs.
+
+    def _samples_in(self, batch: Any) -> int:
+        try:
+            return samples_in(batch)
+        except BadInput as error:
+            self.uncounted = error
+            return UNKNOWN
 
     def _on_unit(self, epoch: int, unit: int, samples: int) -> None:
         worker = self._worker
         if unit != NO_UNIT:
-            worker.drew(self._first + epoch, unit, samples, self.loader.global_samples)
-        if samples == 0 and self._training:
+            drawn = Drawn(self, self._first + epoch, unit, samples, self.loader.global_samples)
+            worker.drew(drawn)
+            self._last = drawn
+        if samples:
+            self._got += 1
+        elif self._joins_step(unit if unit != NO_UNIT else self._batches):
             worker.abstain()
-        self._drawn += 1
+
+    def steps(self, drawn: Sequence[Drawn]) -> None:
+        """An optimizer steps with these units of the pass."""
+        self._check_leases()
+        self._gradients, self._last = [], None
+        self._tell(drawn[-1], "steps")
+
+    def _check_leases(self) -> None:
+        if self._handed_out:
+            raise BadInput(
+                f"pass {self.loader.epoch}{self._name}: the loader is trained, and was read without a step. "
+                f"Under {self._worker.policy} what a loop reads is handed out for good: "
+                f"evaluate under torch.no_grad(){'' if self._drops else ', or in model.eval()'}"
+            )
+
+    def _joins_step(self, unit: int) -> bool:
+        """Whether this worker takes part in a step for which it has no batch."""
+        worker = self._worker
+        if self._static and self.loader.stream_batches is None and worker.board is not None:
+            return self._asks(unit) == "steps"
+        # Where units are leased nobody waits for it: what it has accumulated goes with a later step.
+        return self._training and (self._static or not worker.accumulates)
+
+    def _tell(self, last: Drawn, does: str) -> None:
+        """Worker 0: what it does after a batch of which others have nothing."""
+        row = last.unit // self._cut
+        nothing = last.global_samples < self._cut if self._split else row == self._batches // self._cut
+        if nothing:
+            self._post(row, does)
+
+    def _post(self, row: int, does: str) -> None:
+        if self._worker.rank == 0 and self._worker.board is not None and self._static:
+            self._worker.board.post(self._topic + 2, f"{self._run} {row} {does}")
+
+    @property
+    def _run(self) -> int:
+        """A number that grows with every loop over this loader."""
+        epoch, before = self._runs
+        return (epoch << 20) + before
+
+    def _asks(self, unit: int) -> str:
+        """What worker 0 does with the batch of this unit: it steps, or it rests, or it only reads."""
+        worker, row = self._worker, unit // self._cut
+
+        def ask(seconds: float) -> str:
+            until = monotonic() + seconds
+            while True:
+                assert worker.board is not None
+                said = (worker.board.note(0, self._topic + 2) or "-1 0 nothing").split()
+                run, at, does = int(said[0]), int(said[1]), said[2]
+                if run == self._run and at == row:
+                    self._told = does
+                    return does
+                if (run, at) > (self._run, row):
+                    self._told = does if run == self._run else "reads"
+                    return "rests"
+                if monotonic() > until:
+                    raise Timeout(f"worker 0 has not said what it does with batch {row}")
+                sleep(_LOOK_EVERY_S)
+
+        with worker.waiting():
+            return worker.waits.until(f"what becomes of batch {row}{self._name}", ask, lambda state: [0])
+
+    # A loop ends.
+
+    @property
+    def _training(self) -> bool:
+        worker = self._worker
+        if worker.steps_made > self._steps:
+            return True
+        if self._got == 0:  # others had all of the pass
+            return self._told != "reads" if self._told else self._trains or worker.trains()
+        if self._static or not self._trains:
+            return False
+        # It accumulates, and had less of the pass than a step takes.
+        now = worker.gradients()
+        return any(
+            is_now is not None and (is_now is not was or version != before)
+            for (was, before), (is_now, version) in zip(self._gradients, now, strict=False)
+        )
 
     def _end(self, rank: int, epoch: int) -> bool:
         """All that is this worker's, or can be leased now, is trained."""
-        self._ended = epoch
-        return self._finish(epoch)
+        training = self._training
+        if self._last is not None:
+            self._tell(self._last, "rests" if training else "reads")
+        elif self._got == 0:  # an earlier life of it had all: whoever asks asks for what is over
+            self._post(_OVER, "rests")
+        if training:
+            return self._finish(epoch)
+        self._worker.forget(self._first + epoch)
+        self._counts, self._handed_out = not self._static, not self._static
+        self._again = epoch
+        if self._trains:
+            self._check_leases()
+        return True
 
-    def _on_pass(self, epoch: int) -> None:
-        if self._static and self._ended != epoch:  # a stream: nothing of it is in the ledger
-            self._finish(epoch)
-        if self._trains:  # what is only read is no epoch
+    def _on_pass(self, epoch: int) -> bool:
+        if self.loader.stream_batches is not None:  # nothing of it is in the ledger
+            self._end(self._worker.rank, epoch)
+        if self._counts and self._trains:  # what is only read is no epoch
             self._worker.epoch = max(self._worker.epoch, epoch + 1)
+        return self._counts
 
     def _on_over(self, epoch: int) -> None:
         self._worker.epoch = max(self._worker.epoch, epoch + 1)
 
     def _finish(self, epoch: int) -> bool:
-        worker = self._worker
-        if not self._training:
-            worker.forget_share()
-            return True
+        worker, number = self._worker, self._first + epoch
         assert worker.strategy is not None
         self._trains = True
         worker.strategy.end_pass()
         worker.finish_share()
-        shares = self._shares if self._static else 0
+        worker.fixed.hand_in()
+        streamed = self.loader.stream_batches
+        if streamed is not None:
+            worker.ledger.streamed(number, streamed, self._got - worker.lost[number])
+        shares = self._batches // (1 if self._split else self._cut) if self._static else 0
         with worker.waiting():
-            step = worker.waits.end_of_pass(self._first + epoch, f"pass {epoch}{self._name}", shares=shares)
+            step = worker.waits.end_of_pass(number, f"pass {epoch}{self._name}", shares=shares)
         if step is None:
             return False
         worker.goes_on(step)
         worker.strategy.refresh()
-        worker.report_pass(self._first + epoch)
+        worker.fixed.refresh()
+        worker.report_pass(number)
         if worker.history is not None:
             worker.history.add()
         return True

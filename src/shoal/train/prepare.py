@@ -22,7 +22,7 @@ from shoal.train.on_workers import AllReduce, Gossip, Hogwild
 from shoal.train.parameters import Stepped, TableUse, described, names, survey
 from shoal.train.passes import Passes
 from shoal.train.strategy import Strategy
-from shoal.train.twins import twin_of
+from shoal.train.twins import check_fresh, settings_of, twin_of
 
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
@@ -124,6 +124,7 @@ def _prepare_training(
     if worker.strategy is None:
         worker.strategy = _strategy(worker.policy)(worker, worker.policy)
     worker.strategy.attach(stepped)
+    worker.fixed.take(named, stepped)
     for one in stepped:
         one.reduction = reduction
         _hook(worker, worker.strategy, one)
@@ -147,18 +148,19 @@ def _loaded(worker: Worker) -> Callable[[torch.nn.Module, Any], None]:
 def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> None:
     """Open every table: with its own optimizer, or with the twin of the one that holds its handle."""
     uses = {id(use.module): (one, use) for one in stepped for use in one.tables}
-    dims: dict[str, tuple[int, str]] = {}
+    first: dict[str, tuple[str, TableModule, Any]] = {}
     for model in models:
         for name, module in table_modules(model):
-            dim, first = dims.setdefault(module.table_name, (module.dim, name))
-            if dim != module.dim:
-                raise Mismatch(
-                    f"table {module.table_name!r} has dim {dim} in module {first} and dim {module.dim} in "
-                    f"module {name}; "
-                    f"one name is one table"
-                )
+            optimizer = _table_optimizer(worker, module, uses.get(id(module)))
+            other, before, steps = first.setdefault(module.table_name, (name, module, optimizer))
+            for what, one, two in (("dim", before.dim, module.dim), ("optimizer", steps, optimizer)):
+                if one != two and (what == "dim" or module.weight.requires_grad):
+                    raise Mismatch(
+                        f"table {module.table_name!r} has {what} {one} in module {other} and {what} {two} in "
+                        f"module {name}; one name is one table"
+                    )
             if not module.bound:
-                module.bind(worker.client, _table_optimizer(worker, module, uses.get(id(module))))
+                module.bind(worker.client, optimizer)
 
 
 def _table_optimizer(worker: Worker, module: TableModule, use: tuple[Stepped, TableUse] | None) -> Any:
@@ -204,6 +206,13 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
         one.show_gradients()
         worker.stepped()
 
+    def loaded(optimizer: torch.optim.Optimizer) -> None:
+        if strategy.policy.dense_home == "server" and one.dense:
+            check_fresh(optimizer, strategy.policy)
+
+    loaded(one.optimizer)
+    one.settings = settings_of(one.optimizer)
+    one.optimizer.register_load_state_dict_post_hook(loaded)
     # Lets GradScaler call step also where a gradient is not finite, and tell us instead of skipping it.
     one.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     one.optimizer.register_step_pre_hook(before)

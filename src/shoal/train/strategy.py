@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shoal.nn.module import row_gradients
 from shoal.store.many import PullItem, PushItem, pull_many, push_many
 from shoal.store.tensor import Tensor
 from shoal.sync import Round
 from shoal.train.clip import scale_gradients
 from shoal.train.parameters import Dense, FlatFloats, Stepped, TableUse, check_finite, flat
+from shoal.train.twins import settings_of, twin_of
 
 if TYPE_CHECKING:
     from shoal.sync.policy import Policy
     from shoal.train.batch_rows import BatchRows
-    from shoal.train.worker import Share, Worker
+    from shoal.train.share import Share
+    from shoal.train.worker import Worker
 
 __all__ = ["Strategy"]
 
@@ -99,6 +102,8 @@ class Strategy(ABC):
         where they are not finite there are none, and the worker abstains.
         """
         share = self.worker.take_share(one.optimizer)
+        if self.worker.rank == 0:
+            self._follow(one)
         factor = _unscale(one.optimizer)
         if factor is None:
             one.hide_gradients()
@@ -114,6 +119,25 @@ class Strategy(ABC):
         scale_gradients((d.parameter for d in one.dense), (use.module for use in one.tables), factor)
         return share
 
+    def _follow(self, one: Stepped) -> None:
+        """Other hyper-parameters than the servers have are theirs from this step on. Worker 0's are taken: of
+        a round the step cannot be made before it is here.
+        """
+        before, one.settings = one.settings, settings_of(one.optimizer)
+        if one.settings == before:
+            return
+        client = self.worker.client
+        for index, (was, now) in enumerate(zip(before, one.settings, strict=True)):
+            if was == now:
+                continue
+            for dense in one.dense if self.policy.dense_home == "server" else ():
+                if dense.index == index:
+                    client.tensor(dense.name, optimizer=twin_of(one.optimizer, dense.group))
+            for use in one.tables:
+                if use.index == index and use.module.optimizer is None:
+                    twin = twin_of(one.optimizer, one.optimizer.param_groups[index])
+                    client.table(use.module.table_name, optimizer=twin)
+
     def push_rows(self, one: Stepped, share: Share, more: Sequence[PushItem] = ()) -> None:
         """The rows' own policy: staged for a round, or applied at once."""
         rows = self.policy.rows_policy
@@ -125,12 +149,10 @@ class Strategy(ABC):
     def row_pushes(self, tables: Sequence[TableUse], factor: float = 1.0) -> list[PushItem]:
         """The accumulated gradients of tables, scaled."""
         pushes: list[PushItem] = []
-        for use in tables:
-            found = use.module.gradients()
-            if found is None or not use.module.weight.requires_grad:
-                continue
-            keys, grads = found
-            pushes.append((use.module.table, keys, grads if factor == 1.0 else grads * factor, use.lr))
+        rates = {id(use.module): use.lr for use in tables if use.module.weight.requires_grad}
+        for module, keys, grads in row_gradients(use.module for use in tables if id(use.module) in rates):
+            lr = rates[id(module)]
+            pushes.append((module.table, keys, grads if factor == 1.0 else grads * factor, lr))
         for rows in self.batch_rows:
             rows.pushed(pushes)
         return pushes

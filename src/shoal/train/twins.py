@@ -15,7 +15,7 @@ import torch
 from shoal import optim
 from shoal.errors import BadInput
 
-__all__ = ["check_twin", "twin_of"]
+__all__ = ["check_fresh", "check_twin", "settings_of", "twin_of"]
 
 Group = Mapping[str, Any]
 
@@ -50,6 +50,8 @@ _TWINS: dict[type, Callable[[Group], optim.Optimizer]] = {
     ),
     torch.optim.AdamW: lambda group: _adam(optim.AdamW, group),
 }
+# What a twin is made of, but for lr, which comes with every push.
+_SETTINGS = ("momentum", "dampening", "nesterov", "betas", "eps", "weight_decay", "lr_decay")
 _REFUSED_FLAGS = ("amsgrad", "maximize", "differentiable")
 
 
@@ -83,3 +85,25 @@ def twin_of(optimizer: torch.optim.Optimizer, group: Group) -> optim.Optimizer:
     """
     check_twin(optimizer)
     return _TWINS[type(optimizer)](group)
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
+    """The hyper-parameters of each group that servers keep."""
+    return [[group.get(name) for name in _SETTINGS] for group in optimizer.param_groups]
+
+
+def check_fresh(optimizer: torch.optim.Optimizer, policy: object) -> None:
+    """Raise if it brings state of steps that it has made: that of the servers is not set by it."""
+    made = [
+        name
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if value is not None and (name == "momentum_buffer" or (name == "step" and float(value) > 0))
+    ]
+    if made:
+        raise BadInput(
+            f"{type(optimizer).__name__} brings state of earlier steps ({made[0]} of {len(made)} "
+            f"parameters); under {policy} its state lies at the servers, where nobody can put it. Keep it by "
+            f"worker.save(url) and worker.load(url); or load the model alone; or take a sync word whose "
+            f"optimizer runs on the workers, as allreduce"
+        )

@@ -47,7 +47,7 @@ class Waits:
             return [rank for rank in _expected(state) if state["clocks"][rank] <= step]
 
         what, began = f"the end of step {step}", time.monotonic()
-        done = self._until(what, lambda s: self._rounds.advance(step, timeout=s, **said), behind)
+        done = self.until(what, lambda s: self._rounds.advance(step, timeout=s, **said), behind)
         waited_s = time.monotonic() - began
         # The answer tells of the last slice alone.
         return done if waited_s < self._slice_s else replace(done, waited_s=waited_s)
@@ -69,11 +69,12 @@ class Waits:
             return found
 
         ask = lambda seconds: self._rounds.end_pass(epoch, seconds)  # noqa: E731
-        return self._until(f"the end of {name}", ask, expected)
+        return self.until(f"the end of {name}", ask, expected)
 
-    def _until(
+    def until(
         self, what: str, ask: Callable[[float], T], expected: Callable[[dict[str, Any]], list[int]]
     ) -> T:
+        """Ask for so many seconds until there is an answer; `expected` says who is waited for."""
         began = time.monotonic()
         while True:
             left = began + self.seconds - time.monotonic()

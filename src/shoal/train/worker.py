@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -19,13 +20,15 @@ from shoal.errors import BadInput, Fenced, Mismatch
 from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
-from shoal.train.clip import LocalClip, RoundClip
+from shoal.train.clip import LocalClip, round_clip
 from shoal.train.environment import WORKERS_MAX
+from shoal.train.fixed import Fixed
 from shoal.train.history import History
 from shoal.train.ledger_report import LedgerReport
 from shoal.train.noticeboard import Noticeboard
 from shoal.train.progress import DataUse, ProgressReport, read_trust
 from shoal.train.schedules import Schedules
+from shoal.train.share import UNKNOWN, Drawn, Share
 from shoal.train.straggler import Straggler
 from shoal.train.waits import WAIT_S, Waits
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from shoal.train.passes import Passes
     from shoal.train.strategy import Strategy
 
-__all__ = ["Share", "Worker"]
+__all__ = ["Worker"]
 
 # Passes above this number are no passes over data: they are the barriers that scripts ask for, by epoch.
 _BARRIERS, _BARRIERS_AN_EPOCH = 1 << 60, 1 << 20
@@ -43,16 +46,6 @@ _BARRIERS, _BARRIERS_AN_EPOCH = 1 << 60, 1 << 20
 _CALLS = 1 << 24
 _STALENESS_EVERY_S = 1.0
 _LINES_MAX = 12
-
-
-@dataclass
-class Share:
-    """What the batches since the last step were: samples here, samples of the whole batch, units done."""
-
-    samples: float = 0.0
-    global_samples: float = 0.0
-    weight: float = 0.0  # in a round: the samples, unless the script says otherwise
-    units: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Worker:
@@ -91,21 +84,23 @@ class Worker:
         self.state: dict[str, Any] = {}
         self.progress = ProgressReport(job, rank=rank)
         self.waits = Waits(self.rounds, self.progress, wait_s)
-        self.ledger = LedgerReport(self.rounds)
+        self.ledger = LedgerReport(self.rounds, client)
         self.dropped = 0
+        self.lost: Counter[int] = Counter()  # units whose contribution was dropped, by pass
         self.trust = 1.0  # what its contributions count for: the supervisor may say less
         self.waited_s = 0.0
         self.straggler = None if straggler is None else Straggler(straggler, lambda: self.waited_s)
         self.history = History(self, job) if history and job is not None else None
         self.samples = float(self.progress.value.samples)  # of earlier lives, too
         self.strategy: Strategy | None = None
+        self.fixed = Fixed(self)
         self.steps_made = self.progress.value.step
         self.models: list[torch.nn.Module] = []
         self.model_names: list[str] = []  # what leads the names of each one's parameters
         self.optimizers: list[torch.optim.Optimizer] = []
         self.passes: list[Passes] = []
         self.prepared = 0
-        self._share = Share()
+        self._drawn: list[Drawn] = []  # since the last step
         self._units: list[tuple[int, int]] = []
         self._weight: float | None = None
         self._abstains = False
@@ -113,7 +108,6 @@ class Worker:
         self._barriers = (0, 0)  # of which part of the script, and how many in it
         self._taken = Share()
         self._takers: set[int] = set()  # ids of the optimizers that have stepped with it
-        self.round_clip = RoundClip()
         before = self.progress.value  # of an earlier life, with its clock
         pace = self.step / before.clock if before.clock else 1.0
         self.schedules = Schedules([round(moved * pace) for moved in before.schedules])
@@ -187,7 +181,7 @@ class Worker:
             return float(value)
         table = self.client.table("shoal.means", dim=3, optimizer=optim.SGD(lr=1.0))
         # A row for each worker, in two banks by turns: a worker can be one call ahead of another, not two.
-        part, before = self._barriers if self._barriers[0] == self._part else (self._part, 0)
+        part, before = self._barriers if self._barriers[0] == self.part else (self.part, 0)
         call = (part * _BARRIERS_AN_EPOCH + before + 1) % _CALLS
         everybody = range(len(self.rounds.state()["phases"]))  # also those who have come since the pass began
         bank = [before % 2 * WORKERS_MAX + rank for rank in everybody]
@@ -201,7 +195,7 @@ class Worker:
     def barrier(self) -> None:
         """Wait until every worker is here."""
         # Counted in each epoch, so that a worker that is started again meets the others.
-        part, before = self._barriers if self._barriers[0] == self._part else (self._part, 0)
+        part, before = self._barriers if self._barriers[0] == self.part else (self.part, 0)
         self._barriers = (part, before + 1)
         if self.world_size == 1:
             return
@@ -212,7 +206,7 @@ class Worker:
         self.goes_on(step)
 
     @property
-    def _part(self) -> int:
+    def part(self) -> int:
         """Where in the script this worker is, in a number that all workers have there."""
         return self.epoch + self._loops
 
@@ -221,12 +215,13 @@ class Worker:
 
         In words with rounds, and under allreduce, it is the round's mean gradient that is clipped, by all
         workers alike; its norm is known when `optimizer.step()` has returned, and then stands in the tensor
-        that this gives. Elsewhere the worker's own gradient is clipped at once.
+        that this gives; `model` must hold all that one optimizer steps, and nothing of another's. Elsewhere
+        the worker's own gradient is clipped at once.
         """
         if not max_norm > 0:
             raise BadInput(f"clip_grad_norm_: max_norm is {max_norm!r}; it must be a number above 0")
         if self.strategy is not None and self.strategy.clips_rounds and self.world_size > 1:
-            return self.round_clip.wish(float(max_norm))
+            return round_clip(model, self.strategy.stepped).wish(float(max_norm))
         return LocalClip(model).clip(float(max_norm))
 
     def save(self, url: str) -> str:
@@ -248,6 +243,7 @@ class Worker:
         self.barrier()
         if self.strategy is not None:
             self.strategy.refresh()
+            self.fixed.refresh()
         return name
 
     def close(self) -> None:
@@ -262,55 +258,84 @@ class Worker:
 
     # What the parts of a job call.
 
-    def drew(self, epoch: int, unit: int, samples: int, global_samples: int) -> None:
+    def drew(self, drawn: Drawn) -> None:
         """A batch was handed to the loop, or an empty part was passed over."""
-        self._share.samples += samples
-        self._share.global_samples += global_samples
-        self._share.units.append((epoch, unit))
+        self._drawn.append(drawn)
 
     def take_share(self, optimizer: torch.optim.Optimizer) -> Share:
         """What the step of this optimizer was made of; those that step with the same batch have the same."""
         again = not self._takers or id(optimizer) in self._takers
-        if again or self._share.units or self._weight is not None:
-            share, self._share = self._share, Share()
-            self._units += share.units
-            if not share.units:  # no loader says what it was, or nobody had anything
-                share.samples, share.global_samples = 0.0 if self._abstains else 1.0, 1.0
+        if again or self._drawn or self._weight is not None:
+            for passes in {one.passes for one in self._drawn}:
+                passes.steps([one for one in self._drawn if one.passes is passes])
+            share = self._end_share(self._weight)
             share.weight, self._weight = share.samples if self._weight is None else self._weight, None
-            self.samples += share.samples
             self._taken, self._takers = share, set()
         self._takers.add(id(optimizer))
         return replace(self._taken)
 
+    def _end_share(self, said: float | None) -> Share:
+        """What was drawn is done. `said`: how many samples that was, where nothing else says it."""
+        # Without any no loader says what it was, or nobody had anything.
+        share = Share(0.0 if self._abstains else 1.0, 1.0)
+        if unknown := [one for one in self._drawn if one.samples == UNKNOWN]:
+            if said is None:
+                assert unknown[0].passes.uncounted is not None
+                raise unknown[0].passes.uncounted
+            share = Share(said, said)
+        elif self._drawn:
+            known = [(one.samples, one.global_samples) for one in self._drawn]
+            share = Share(sum(mine for mine, _ in known), sum(whole for _, whole in known))
+        self._units += [(one.epoch, one.unit) for one in self._drawn]
+        self._drawn = []
+        self.samples += share.samples
+        return share
+
     def finish_share(self) -> None:
         """The pass ends behind batches that no step used: they are done, and make no update of their own."""
-        if self._share.units:
-            self._units += self._share.units
-            self.samples += self._share.samples
-            self._share = Share()
+        if self._drawn:
+            self._end_share(said=0.0)
             self.advance(weight=0.0)
 
-    def forget_share(self) -> None:
-        """The batches since the last step were only read."""
-        self._share = Share()
+    def forget(self, epoch: int) -> None:
+        """The batches of this pass were only read."""
+        self._drawn = [one for one in self._drawn if one.epoch != epoch]
 
     @property
     def has_own_store(self) -> bool:
         """Whether it is the only worker of a store in its own process."""
         return self.world_size == 1 and self.client.address == "memory://"
 
+    def gradients(self) -> list[tuple[torch.Tensor | None, int]]:
+        """Every gradient as it is now, with a number that changes when it does."""
+        stepped = [] if self.strategy is None else self.strategy.stepped
+        parameters = [p for one in stepped for group in one.optimizer.param_groups for p in group["params"]]
+        grads = [parameter.grad for parameter in parameters]
+        return [(g, 0 if g is None else g._version + len(getattr(g, "parts", ()))) for g in grads]
+
     def trains(self) -> bool:
         """Whether a prepared model is in training mode."""
         return any(model.training for model in self.models)
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether there were batches since the last step."""
+        return any(one.samples for one in self._drawn)
+
     def abstain(self) -> None:
-        """Take part in a step with nothing: this worker's part of the batch was empty."""
+        """Take part in a step without its batch, of which this worker's part was empty: with what was
+        accumulated before it, or else with nothing.
+        """
         assert self.strategy is not None
         self._abstains = True
+        optimizers = [one.optimizer for one in self.strategy.stepped]
         try:
-            for one in self.strategy.stepped:
-                one.optimizer.zero_grad()
-                one.optimizer.step()
+            for optimizer in optimizers:
+                if not self.accumulates:
+                    optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()  # as the body of the loop would, which does not run
         finally:
             self._abstains = False
         self.schedules.catch_up()
@@ -322,6 +347,8 @@ class Worker:
             weight *= self.trust
         done = self.waits.step(self.step, weight=weight, lr=lr, clip=clip, units=units)
         self.dropped += done.dropped
+        if done.dropped:
+            self.lost.update(epoch for epoch, _ in units)
         self.waited_s += done.waited_s
         self.goes_on(done.step)
         return done
