@@ -57,7 +57,7 @@ class Cuts:
     def __init__(self, shards: int, leases: Leases) -> None:
         self._shards = shards
         self._leases = leases
-        self._numbers = 0
+        self.number = 0  # of the last order; another coordinator's are others
         self._work: _Work | None = None
 
     @property
@@ -158,8 +158,8 @@ class Cuts:
         if unreachable or self._leases.starting(now):
             names = _list({lease.client_id for lease in unreachable})
             return self._pause(work, now, f"waiting for client {names} to connect again, or to be given up")
-        self._numbers += 1
-        work.number = self._numbers
+        self.number += 1
+        work.number = self.number
         work.stage, work.stage_until = "hold", now + HOLD_S
         work.held = set(self._leases.peers())
         work.waiting = set(work.held)
@@ -202,8 +202,8 @@ class Cuts:
 
     def _orders(self, work: _Work, do: Literal["save", "check", "load"]) -> Replies:
         request = work.request
-        self._numbers += do == "check"
-        work.number = self._numbers
+        self.number += do == "check"
+        work.number = self.number
         more = (
             {"base": request.base}
             if isinstance(request, m.SaveStore)

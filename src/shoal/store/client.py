@@ -276,8 +276,8 @@ class Client:
         if session.closed or os.getpid() != session.pid:
             return
         session.closed = True
+        session.core.close()  # first: it takes its leave of the coordinator
         self._directory.close()
-        session.core.close()
 
     def _open(self, request: TableRequest, seconds: float) -> Opened:
         opened = self._directory.open(request, seconds)

@@ -34,6 +34,7 @@ from shoal.store.messages import (
     TensorWritten,
 )
 from shoal.store.placement_watch import PlacementWatch, core_placement
+from shoal.store.pulse_relay import PulseRelay
 
 __all__ = ["RemoteDirectory", "connect"]
 
@@ -69,9 +70,12 @@ class _LocalDirectory:
 class RemoteDirectory:
     """The catalogue at the coordinator."""
 
-    def __init__(self, control: ControlClient, watch: PlacementWatch) -> None:
+    def __init__(
+        self, control: ControlClient, watch: PlacementWatch, relay: PulseRelay | None = None
+    ) -> None:
         self._control = control
         self._watch = watch
+        self._relay = relay
 
     def open(self, request: TableRequest, timeout_s: float) -> Opened:
         return self._control.ask(OpenTable(request=request), TableOpened, timeout_s).opened
@@ -97,6 +101,8 @@ class RemoteDirectory:
     def close(self) -> None:
         self._watch.close()
         self._control.close()
+        if self._relay is not None:
+            self._relay.close()
 
 
 def connect(
@@ -111,8 +117,9 @@ def connect(
     """A client of the store at `address`.
 
     "memory://" is a store of its own inside this process, without sockets, gone with the client.
-    "shoal://host:port" is a coordinator, as `shoal up` prints it; then `token` proves that this process
-    may join (default: SHOAL_TOKEN, then the file SHOAL_TOKEN_FILE). Without `address`, SHOAL_ADDRESS.
+    "shoal://host:port" is a coordinator, or several with commas, as `shoal up` prints it; then `token`
+    proves that this process may join (default: SHOAL_TOKEN, then the file SHOAL_TOKEN_FILE). Without
+    `address`, SHOAL_ADDRESS.
 
     A `name` that was used before takes over from the older client of that name, which is fenced.
     `timeout` is the deadline of this and, by default, of every later call, in seconds; `lane` is auto,
@@ -164,22 +171,23 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
     if token is None:
         raise BadInput(f"no token for {address}. {TOKEN_SOURCES}")
     control = ControlClient(address, token)
+    relay = PulseRelay(address) if address.others else None
     try:
         # The coordinator answers by its own deadline, a little earlier, and says whom it waits for.
         request = JoinCluster(name=name, wait_s=0.9 * options.timeout_s)
         grant = control.ask(request, ClientGrant, options.timeout_s, _REFUSED_PATIENCE_S)
         with _mapped(str(address)):
-            core = _connect_core(address, grant, token, options)
+            core = _connect_core(address if relay is None else relay.address, grant, token, options)
     except BaseException:
         control.close()
         raise
     session = Session(core, str(address), options, name)
     watch = PlacementWatch(address, token, session, grant.placement.version)
-    directory: Directory = RemoteDirectory(control, watch)
+    directory: Directory = RemoteDirectory(control, watch, relay)
     return Client(session, directory)
 
 
-def _connect_core(address: Address, grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:
+def _connect_core(pulse: Address, grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:
     return _core.Client.connect(
         client_id=grant.client_id,
         incarnation=grant.incarnation,
@@ -188,8 +196,8 @@ def _connect_core(address: Address, grant: ClientGrant, token: str, options: Cli
         lane=options.lane,
         timeout_s=options.timeout_s,
         shm_bytes_max=options.shm_bytes_max,
-        coordinator_host=address.host,
-        coordinator_port=address.port,
+        coordinator_host=pulse.host,
+        coordinator_port=pulse.port,
     )
 
 
