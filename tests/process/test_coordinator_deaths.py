@@ -116,7 +116,8 @@ def test_training_goes_on_and_all_verbs_work(jobs: Jobs, tmp_path: Path, word: s
             assert min(found["rows"]) >= PASSES / BATCH
 
 
-def test_a_coordinator_that_slept_gives_nobody_up() -> None:
+@pytest.mark.parametrize("again", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 6))])
+def test_a_coordinator_that_slept_gives_nobody_up(again: int) -> None:
     with shoal.LocalCluster(servers=2, replicas=1) as cluster, cluster.connect() as client:
         table = client.table("t", dim=1, optimizer=SGD)
         table.push(range(64), ONES)  # when the servers know their places
@@ -153,3 +154,32 @@ def test_a_coordinator_that_cannot_start_again_is_given_up_and_its_address_refus
             wait_until(lambda: refuses(control))
         table.push(range(64), ONES)
         assert (table.pull(range(64)) == 1).all()
+
+
+def test_a_server_that_dies_while_it_is_away_is_missed_when_it_is_back() -> None:
+    with (
+        shoal.LocalCluster(servers=2, replicas=1, watch=False) as cluster,
+        cluster.connect(lane="tcp") as client,
+    ):
+        table = client.table("t", dim=1, optimizer=SGD)
+        table.push(range(64), ONES)
+        for pid in (cluster.pid, cluster.servers[0].pid):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(shoal.errors.Timeout, match=f"{cluster.address} does not answer either") as late:
+            table.push(range(64), ONES, timeout=1.5)
+        cluster.look_after_coordinators()
+        assert late.value.ticket is not None
+        late.value.ticket.wait(timeout=DEADLINE_S)
+        assert (table.pull(range(64)) == 2).all()
+        assert [server.state for server in status(cluster).servers] == ["evicted", "up"]
+
+
+def test_who_comes_while_it_is_away_waits_for_it_until_the_deadline() -> None:
+    with shoal.LocalCluster(watch=False) as cluster:
+        os.kill(cluster.pid, signal.SIGKILL)
+        said = f"the coordinator at {cluster.address} did not answer JoinCluster within 0.5 s"
+        with pytest.raises(shoal.errors.Timeout, match=said):
+            shoal.connect(cluster.address, token=cluster.token, timeout=0.5)
+        cluster.look_after_coordinators()
+        with shoal.connect(cluster.address, token=cluster.token) as client:
+            client.table("t", dim=1, optimizer=SGD)

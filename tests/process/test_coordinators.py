@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from etcd_members import EtcdMembers
-from run_jobs import DEADLINE_S, wait_until
+from etcd_members import EtcdMembers, free_ports
+from run_jobs import DEADLINE_S, SCRIPT, Jobs, wait_until
 
 import shoal
 from shoal.store.control import Address, ControlClient
@@ -26,6 +26,13 @@ ONES = -np.ones((64, 1), np.float32)
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdMembers]:
     with closing(EtcdMembers(tmp_path_factory.mktemp("etcd"))) as members:
         yield members
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Jobs:
+    jobs = Jobs(tmp_path / "state")
+    jobs.environment["OMP_NUM_THREADS"] = "1"
+    return jobs
 
 
 def status(cluster: shoal.LocalCluster) -> StatusInfo:
@@ -64,6 +71,18 @@ class Pusher(threading.Thread):
         self.client.close()
 
 
+def test_without_an_etcd_there_is_one_coordinator(jobs: Jobs) -> None:
+    result = jobs.run("--coordinators", "3", SCRIPT, "sit")
+    assert result.returncode == 2
+    assert "coordinators is 3, and several need an etcd to agree" in result.stderr
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    result = jobs.run("--coordinators", "3", "--etcd", url, SCRIPT, "sit")
+    assert result.returncode == 2
+    assert f"error: no etcd answers at {url}: " in result.stderr
+    with pytest.raises(shoal.errors.BadInput, match="etcd is 'localhost:2379'; allowed: 'http://host:2379'"):
+        shoal.LocalCluster(etcd="localhost:2379")
+
+
 def test_the_leaders_of_both_may_die_together_and_nothing_is_lost(etcd: EtcdMembers, tmp_path: Path) -> None:
     with shoal.LocalCluster(servers=2, coordinators=3, etcd=etcd.urls) as cluster:
         pusher = Pusher(cluster)
@@ -81,3 +100,30 @@ def test_the_leaders_of_both_may_die_together_and_nothing_is_lost(etcd: EtcdMemb
                 assert other.table(table.name)._entry == table._entry
             other.save(str(tmp_path), timeout=DEADLINE_S)
         pusher.check()
+
+
+def test_a_leader_that_sleeps_is_deposed_and_decides_nothing_when_it_wakes(
+    etcd: EtcdMembers, tmp_path: Path
+) -> None:
+    with shoal.LocalCluster(servers=2, coordinators=3, etcd=etcd.urls) as cluster:
+        pusher = Pusher(cluster)
+        first = leader(cluster)
+        asleep = ControlClient(Address.parse(cluster.address), cluster.token)
+        assert asleep.ask(GetStatus(), StatusInfo, DEADLINE_S).pid == first
+        os.kill(first, signal.SIGSTOP)
+        try:
+            wait_until(lambda: leader(cluster) != first)
+            wait_until(lambda: up(cluster))
+        finally:
+            os.kill(first, signal.SIGCONT)
+        second = leader(cluster)
+        assert asleep.ask(GetStatus(), StatusInfo, DEADLINE_S).pid == second != first
+        asleep.close()
+        # The pulses have moved, too: a cut holds for who pushes.
+        with cluster.connect(timeout=DEADLINE_S) as other:
+            other.save(str(tmp_path), timeout=DEADLINE_S)
+            pusher.check()
+            other.load(str(tmp_path))
+            rows = other.table("counters").pull(KEYS)
+            assert 0 < rows[0] <= pusher.pushes
+            assert (rows == rows[0]).all()

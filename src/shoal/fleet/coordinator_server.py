@@ -154,6 +154,7 @@ class CoordinatorServer:
             raise ConnectionAbortedError("this coordinator leads no more")
         self._pulses.add(peer)
         self._coordinator.leases.open(peer, hello.client_id, hello.incarnation, self._now())
+        self._set_timer()
         writer.write(pulse.prove(self._token, "server", hello, nonce))
 
     async def _beat(self, peer: int, reader: asyncio.StreamReader) -> None:
@@ -220,19 +221,23 @@ class CoordinatorServer:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._due = None
+        self._timer = None
+        now = self._now()
+        self._due = None
         deadline = None if self._coordinator is None else self._coordinator.next_deadline()
         if deadline is not None:
-            now = time.monotonic()
             self._due = min(max(deadline, now), now + _PACE_S)
             self._timer = asyncio.get_running_loop().call_later(self._due - now, self._tick)
 
     def _now(self) -> float:
-        """The time; nobody's lease ran while this process slept, and had others wait."""
+        """The time; nobody's lease ran while this process slept, or waited for its journal.
+
+        What happens next is due at once, until `_set_timer` says when.
+        """
         now = time.monotonic()
         if self._due is not None and now > self._due + _LATE_S and self._coordinator is not None:
             self._coordinator.late(now - self._due)
-            self._due = now
+        self._due = now
         return now
 
     def _tick(self) -> None:

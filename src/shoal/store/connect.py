@@ -183,6 +183,7 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
         raise
     session = Session(core, str(address), options, name)
     watch = PlacementWatch(address, token, session, grant.placement.version)
+    session.aside = watch.aside
     directory: Directory = RemoteDirectory(control, watch, relay)
     return Client(session, directory)
 

@@ -62,6 +62,15 @@ class PlacementWatch:
         self._control.close()
         self._thread.join(_CLOSE_S)
 
+    def aside(self) -> str:
+        """What to add to an error if nobody could give a lost server's shards to another."""
+        if self._closed.is_set() or self._control.fileno() != -1:
+            return ""
+        return (
+            f"; the coordinator at {self._control.address} does not answer either: where a server was lost, "
+            "its copies take over when it is back"
+        )
+
     def _run(self) -> None:
         while not self._closed.is_set() and self._session() is not None:
             try:
