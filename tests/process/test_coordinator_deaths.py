@@ -67,7 +67,7 @@ def test_whatever_is_done_while_it_dies_is_done_and_is_not_forgotten(seed: int, 
         ids = {}
         with killed_now_and_then(cluster, seed) as pids:
             pushes = 0
-            while len(pids) < 4:
+            while len(pids) < 3:
                 with cluster.connect(name="other", timeout=DEADLINE_S) as other:
                     name = f"t{len(ids)}"
                     ids[name] = other.table(name, dim=1, optimizer=SGD)._entry.id
@@ -84,9 +84,33 @@ def test_whatever_is_done_while_it_dies_is_done_and_is_not_forgotten(seed: int, 
                 client.table("t0").push(range(64), ONES)
 
 
-@pytest.mark.parametrize(
-    "word", ["bsp", *(pytest.param(w, marks=pytest.mark.soak) for w in ("asp", "ssp:1"))]
-)
+def check(out: Path, word: str, workers: int) -> None:
+    for rank in range(workers):
+        found = json.loads((out / f"{rank}.json").read_text())
+        assert all("0" not in used for used in found["used"])
+        assert min(found["rows"]) >= PASSES / BATCH
+        if word == "bsp":
+            assert sum(found["rows"]) == found["rounds"]
+
+
+def test_training_goes_on_while_it_is_killed_at_any_moment(jobs: Jobs, tmp_path: Path) -> None:
+    with jobs.started("--servers", "2", DYING, str(tmp_path), "epochs", "hold:1") as process:
+        wait_until((tmp_path / "hold-1").exists)
+        first = jobs.record()["coordinator"]
+        (tmp_path / "go-1").touch()
+        time.sleep(random.uniform(0.0, 0.1))
+        os.kill(first, signal.SIGKILL)
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output + errors
+    assert f"coordinator (pid {first}) has ended and was started again" in errors
+    check(tmp_path, "bsp", 2)
+    found = json.loads((tmp_path / "0.json").read_text())
+    assert found["rows"] == [PASSES / BATCH] * SAMPLES
+    assert found["rounds"] == PASSES * SAMPLES / BATCH
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("word", ["bsp", "asp", "ssp:1"])
 def test_training_goes_on_and_all_verbs_work(jobs: Jobs, tmp_path: Path, word: str) -> None:
     place = f"file://{tmp_path}/checkpoints"
     sizes = ["--workers", "2", "--servers", "2", "--sync", word, "--checkpoint", place, "--every", "1s"]
@@ -108,15 +132,11 @@ def test_training_goes_on_and_all_verbs_work(jobs: Jobs, tmp_path: Path, word: s
     assert process.returncode == 0, output + errors
     assert errors.count("was started again") == 2
     assert list((tmp_path / "checkpoints").iterdir())
-    for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert all("0" not in used for used in found["used"])
-        if word == "bsp":
-            assert sum(found["rows"]) == found["rounds"]
-            assert min(found["rows"]) >= PASSES / BATCH
+    check(tmp_path, word, 3)
 
 
-@pytest.mark.parametrize("again", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 6))])
+@pytest.mark.soak
+@pytest.mark.parametrize("again", range(6))
 def test_a_coordinator_that_slept_gives_nobody_up(again: int) -> None:
     with shoal.LocalCluster(servers=2, replicas=1) as cluster, cluster.connect() as client:
         table = client.table("t", dim=1, optimizer=SGD)
@@ -142,6 +162,7 @@ def refuses(control: ControlClient) -> bool:
     return False
 
 
+@pytest.mark.soak
 def test_a_coordinator_that_cannot_start_again_is_given_up_and_its_address_refuses() -> None:
     with shoal.LocalCluster() as cluster, cluster.connect() as client:
         table = client.table("t", dim=1, optimizer=SGD)
@@ -156,6 +177,7 @@ def test_a_coordinator_that_cannot_start_again_is_given_up_and_its_address_refus
         assert (table.pull(range(64)) == 1).all()
 
 
+@pytest.mark.soak
 def test_a_server_that_dies_while_it_is_away_is_missed_when_it_is_back() -> None:
     with (
         shoal.LocalCluster(servers=2, replicas=1, watch=False) as cluster,
@@ -174,6 +196,7 @@ def test_a_server_that_dies_while_it_is_away_is_missed_when_it_is_back() -> None
         assert [server.state for server in status(cluster).servers] == ["evicted", "up"]
 
 
+@pytest.mark.soak
 def test_who_comes_while_it_is_away_waits_for_it_until_the_deadline() -> None:
     with shoal.LocalCluster(watch=False) as cluster:
         os.kill(cluster.pid, signal.SIGKILL)

@@ -1,6 +1,8 @@
 """Several coordinators and a real etcd: any of them may die, and nothing is lost (G11)."""
 
 import os
+import random
+import secrets
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,9 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from etcd_members import EtcdMembers, free_ports
-from run_jobs import DEADLINE_S, SCRIPT, Jobs, wait_until
+from run_jobs import DEADLINE_S, wait_until
 
 import shoal
+from shoal.fleet.decisions import ClientGranted
+from shoal.fleet.etcd_journal import Etcd, EtcdJournal, forget, revoke, take_over
+from shoal.fleet.journal import JournalLost
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import GetStatus, StatusInfo
 
@@ -26,13 +31,6 @@ ONES = -np.ones((64, 1), np.float32)
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdMembers]:
     with closing(EtcdMembers(tmp_path_factory.mktemp("etcd"))) as members:
         yield members
-
-
-@pytest.fixture
-def jobs(tmp_path: Path) -> Jobs:
-    jobs = Jobs(tmp_path / "state")
-    jobs.environment["OMP_NUM_THREADS"] = "1"
-    return jobs
 
 
 def status(cluster: shoal.LocalCluster) -> StatusInfo:
@@ -71,20 +69,46 @@ class Pusher(threading.Thread):
         self.client.close()
 
 
-def test_without_an_etcd_there_is_one_coordinator(jobs: Jobs) -> None:
-    result = jobs.run("--coordinators", "3", SCRIPT, "sit")
-    assert result.returncode == 2
-    assert "coordinators is 3, and several need an etcd to agree" in result.stderr
+def test_without_an_etcd_there_is_one_coordinator() -> None:
+    with pytest.raises(shoal.errors.BadInput, match="coordinators is 3, and several need an etcd to agree"):
+        shoal.LocalCluster(coordinators=3)
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
-    result = jobs.run("--coordinators", "3", "--etcd", url, SCRIPT, "sit")
-    assert result.returncode == 2
-    assert f"error: no etcd answers at {url}: " in result.stderr
+    with pytest.raises(shoal.errors.BadInput, match=f"no etcd answers at {url}: .*Connection refused"):
+        shoal.LocalCluster(coordinators=3, etcd=url)
     with pytest.raises(shoal.errors.BadInput, match="etcd is 'localhost:2379'; allowed: 'http://host:2379'"):
         shoal.LocalCluster(etcd="localhost:2379")
 
 
+def client(name: str | None, number: int) -> ClientGranted:
+    return ClientGranted(name=name, client_id=number, incarnation=1)
+
+
+def test_one_coordinator_at_a_time_writes_the_journal_and_the_next_reads_it(etcd: EtcdMembers) -> None:
+    members, name = Etcd(etcd.urls), secrets.token_hex(4)
+    first = take_over(members, name, "shoal://a:1")
+    assert isinstance(first, EtcdJournal)
+    assert take_over(members, name, "shoal://b:2") == "shoal://a:1"
+    many = [client(f"w{number}", number) for number in range(700)]
+    first.append([client(None, 1), *many, client(None, 2)])
+    first.append([client("w3", 9)])
+    revoke(members, first.lease)  # as if it had ended
+    second = take_over(members, name, "shoal://b:2")
+    assert isinstance(second, EtcdJournal)
+    assert first.holds  # by its own clock, and yet:
+    with pytest.raises(JournalLost, match="another coordinator leads"):
+        first.append([client("w4", 9)])
+    expected = [*many[:3], *many[4:], client(None, 2), client("w3", 9)]
+    assert list(second) == expected
+    second.append([client("w5", 9)])
+    assert list(second) == [*(one for one in expected if one.name != "w5"), client("w5", 9)]
+    again = take_over(members, name, "shoal://b:2")  # an earlier life of oneself needs no waiting
+    assert isinstance(again, EtcdJournal)
+    forget(members, name)
+    assert list(again) == []
+
+
 def test_the_leaders_of_both_may_die_together_and_nothing_is_lost(etcd: EtcdMembers, tmp_path: Path) -> None:
-    with shoal.LocalCluster(servers=2, coordinators=3, etcd=etcd.urls) as cluster:
+    with shoal.LocalCluster(servers=2, coordinators=3, etcd=etcd.urls, watch=False) as cluster:
         pusher = Pusher(cluster)
         before = pusher.client.table("before", dim=1, optimizer=SGD)
         first, died = leader(cluster), etcd.leader()
@@ -95,13 +119,13 @@ def test_the_leaders_of_both_may_die_together_and_nothing_is_lost(etcd: EtcdMemb
         assert leader(cluster) != first
         etcd.start_again(died)
         wait_until(lambda: up(cluster))
-        with cluster.connect(timeout=DEADLINE_S) as other:
+        with shoal.connect(cluster.address, token=cluster.token) as other:
             for table in (before, after):
                 assert other.table(table.name)._entry == table._entry
-            other.save(str(tmp_path), timeout=DEADLINE_S)
         pusher.check()
 
 
+@pytest.mark.soak
 def test_a_leader_that_sleeps_is_deposed_and_decides_nothing_when_it_wakes(
     etcd: EtcdMembers, tmp_path: Path
 ) -> None:
@@ -121,6 +145,35 @@ def test_a_leader_that_sleeps_is_deposed_and_decides_nothing_when_it_wakes(
         asleep.close()
         # The pulses have moved, too: a cut holds for who pushes.
         with cluster.connect(timeout=DEADLINE_S) as other:
+            other.save(str(tmp_path), timeout=DEADLINE_S)
+            pusher.check()
+            other.load(str(tmp_path))
+            rows = other.table("counters").pull(KEYS)
+            assert 0 < rows[0] <= pusher.pushes
+            assert (rows == rows[0]).all()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+def test_coordinators_and_members_of_etcd_die_at_any_moment(
+    etcd: EtcdMembers, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    with shoal.LocalCluster(servers=2, coordinators=3, etcd=etcd.urls) as cluster:
+        pusher = Pusher(cluster)
+        tables = []
+        for number in range(6):
+            died = rng.randrange(3)
+            etcd.kill(died)
+            os.kill(rng.choice([leader(cluster), *cluster.coordinator_pids]), signal.SIGKILL)
+            tables.append(pusher.client.table(f"t{number}", dim=1, optimizer=SGD))
+            pusher.enough.wait(rng.random())
+            etcd.start_again(died)
+            etcd.wait_until_healthy()
+        wait_until(lambda: up(cluster))
+        with cluster.connect(timeout=DEADLINE_S) as other:
+            assert [other.table(table.name)._entry for table in tables] == [t._entry for t in tables]
+            assert len({table._entry.id for table in tables}) == len(tables)
             other.save(str(tmp_path), timeout=DEADLINE_S)
             pusher.check()
             other.load(str(tmp_path))

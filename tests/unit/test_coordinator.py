@@ -375,3 +375,23 @@ def test_a_server_with_the_only_copy_is_never_given_up() -> None:
     outcome = coordinator.handle(9, m.EvictServer(index=1, why="it ended"), 100.0)
     assert "server 1 has the only copy of 4 shards" in reply(outcome).message
     assert outcome.decisions == []
+
+
+def test_a_server_that_was_to_leave_still_is_after_a_restart() -> None:
+    options = CoordinatorOptions(servers=3, shards=8, replicas=1)
+    first = Coordinator(options)
+    decisions: list[Decision] = list(first.begin().decisions)
+    for index in range(3):
+        decisions += first.handle(index, register(f"server-{index}", port=4000 + index), 0).decisions
+    decisions += first.handle(9, m.RemoveServer(index=2), 0).decisions
+    second = Coordinator(options)
+    for decision in decisions:
+        second.restore(decode(encode(decision)))
+    second.begin()
+    for index in range(3):
+        second.handle(index, register(f"server-{index}", port=4000 + index), 0)
+    assert [s.state for s in reply(second.handle(9, m.GetStatus(), 0)).servers] == ["up", "up", "leaving"]
+    numbers = [{fill.number for fill in one._placer.fills.values()} for one in (first, second)]
+    assert numbers[0]
+    assert numbers[1]
+    assert not numbers[0] & numbers[1]  # orders of an earlier life are not taken for those of this one

@@ -147,8 +147,16 @@ def test_one_at_a_time_and_all_servers() -> None:
     world.begin()
     with pytest.raises(Unavailable, match="another checkpoint"):
         world.begin()
-    with pytest.raises(Unavailable, match="server 1 is not connected"):
-        World().cuts.begin(ASKED, SAVE, {0: 10}, SHARDS, 0.0)
+    ((peer, failure),) = World().cuts.begin(ASKED, SAVE, {0: 10}, SHARDS, 10.0)
+    assert (peer, failure.message) == (ASKED, "server 1 is not connected to the coordinator")
+
+
+def test_servers_find_a_coordinator_that_was_started_again() -> None:
+    cuts = Cuts(8, Leases(now=100.0))
+    servers = {0: 10}
+    assert cuts.begin(ASKED, LOAD, servers, SHARDS, 100.1) == []
+    servers[1] = 11
+    assert orders(cuts.tick(100.4)) == {10: "check", 11: "check"}
 
 
 def test_leases_run_out_without_renewal_only() -> None:

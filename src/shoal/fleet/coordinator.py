@@ -347,7 +347,7 @@ class Coordinator:
             for index in chain[:1] if isinstance(request, m.SaveStore) else chain:
                 owned.setdefault(index, []).append(shard)
         shards = {index: tuple(mine) for index, mine in owned.items()}
-        outcome.replies += self._cuts.begin(peer, request, dict(self._peer_of_server), shards, now)
+        outcome.replies += self._cuts.begin(peer, request, self._peer_of_server, shards, now)
 
     @_handle.register
     def _part(self, request: m.PartReport, peer: int, now: float, outcome: Outcome) -> None:

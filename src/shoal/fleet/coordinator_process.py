@@ -58,7 +58,7 @@ async def _run(arguments: argparse.Namespace, token: str, listener: socket.socke
     try:
         await server.serve(listener)
     finally:
-        await asyncio.to_thread(campaign.close, forget=over.is_set())
+        await asyncio.to_thread(campaign.close, over=over.is_set())
     return campaign.error is None
 
 

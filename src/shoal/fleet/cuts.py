@@ -14,7 +14,7 @@ the end of a server's connection or the deadline ends either on all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,9 +37,10 @@ _TRIES_MAX = 50
 class _Work:
     peer: int
     request: m.SaveStore | m.LoadStore
-    servers: Mapping[int, int]  # index -> connection
+    connected: Mapping[int, int]  # index -> connection, as it changes
     shards: Mapping[int, tuple[int, ...]]  # by index of the server
     until: float
+    servers: Mapping[int, int] = field(default_factory=dict)  # what that was when it began
     number: int = 0
     stage: Literal["pause", "hold", "begin", "write", "check", "load"] = "pause"
     stage_until: float = 0.0
@@ -84,13 +85,19 @@ class Cuts:
         """Start; raises Unavailable where that cannot be."""
         if self._work is not None:
             raise Unavailable("another checkpoint is being saved or loaded; try again when it is done")
-        gone = [index for index in shards if index not in servers]
-        if gone:
-            raise Unavailable(f"server {', '.join(map(str, gone))} is not connected to the coordinator")
-        work = self._work = _Work(peer, request, servers, shards, now + request.wait_s)
-        if isinstance(request, m.SaveStore):
+        self._work = _Work(peer, request, servers, shards, now + request.wait_s)
+        return self._start(self._work, now)
+
+    def _start(self, work: _Work, now: float) -> Replies:
+        work.servers = dict(work.connected)
+        if gone := work.shards.keys() - work.servers.keys():
+            text = f"server {_list(gone)} is not connected to the coordinator"
+            if self._leases.starting(now):
+                return self._pause(work, now, text)
+            return self._fail(Unavailable(text))
+        if isinstance(work.request, m.SaveStore):
             return self._hold(work, now)
-        work.stage, work.waiting = "check", set(shards)
+        work.stage, work.waiting = "check", set(work.shards)
         return self._orders(work, "check")
 
     def held(self, peer: int, number: int, now: float) -> Replies:
@@ -145,7 +152,7 @@ class Cuts:
         if work.stage not in ("pause", "hold", "begin") or now < work.stage_until:
             return []
         if work.stage == "pause":
-            return self._hold(work, now)
+            return self._start(work, now)
         if work.stage == "begin":
             return self._pause(work, now, f"server {_list(work.waiting)} did not begin in time")
         clients = self._leases.peers()
@@ -241,5 +248,5 @@ class Cuts:
         return replies
 
 
-def _list(numbers: set[int]) -> str:
+def _list(numbers: Set[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -26,12 +27,13 @@ from shoal.errors import BadInput, Unavailable
 from shoal.fleet.decisions import Decision, decode, encode
 from shoal.fleet.journal import JournalLost
 
-__all__ = ["LEADER_S", "Etcd", "EtcdJournal", "check_etcd"]
+__all__ = ["LEADER_S", "Etcd", "EtcdJournal", "check_etcd", "take_over"]
 
 # How long a leader that is gone keeps others out. Long enough for etcd to choose a leader of its own.
 LEADER_S = 5
 _REQUEST_S = 1.5
 _PAUSE_S = 0.1
+_TAKE_OVER_S = 5.0
 _PORT = 2379
 # etcd takes 128 operations in a transaction, and 1.5 MB.
 _DECISIONS_MAX = 100
@@ -83,7 +85,7 @@ def check_etcd(urls: str) -> None:
     """Raise BadInput unless an etcd answers there, with a majority of its members."""
     etcd = Etcd(urls)
     try:
-        etcd.ask(lambda client: client.get("/shoal"), time.monotonic() + 2 * _REQUEST_S)
+        etcd.ask(lambda client: client.get("/shoal"), time.monotonic() + _REQUEST_S)
     except Unavailable as error:
         raise BadInput(f"{error}; is it running, and are most of its members?") from None
 
@@ -100,7 +102,7 @@ class EtcdJournal:
         self._etcd = etcd
         self._prefix = f"/shoal/{cluster}/journal/"
         self._fence = {
-            "key": text(leader_key(cluster)),
+            "key": text(_leader_key(cluster)),
             "target": "CREATE",
             "result": "EQUAL",
             "create_revision": str(fence),
@@ -170,6 +172,48 @@ def _page(client: Etcd3Client, *, key: str, end: str) -> list[Any]:
     return list(client.get(key, metadata=True, range_end=end, limit=_PAGE, **order))
 
 
-def leader_key(cluster: str) -> str:
-    """Whoever made it leads."""
+def take_over(etcd: Etcd, cluster: str, address: str) -> EtcdJournal | str:
+    """The journal, if nobody had it; else the address of the one that leads. Raises Unavailable."""
+    end = time.monotonic() + _TAKE_OVER_S
+    key = _leader_key(cluster)
+    if found := _holder(etcd, key, end):
+        leader, lease, _ = found
+        if leader != address:
+            return leader
+        revoke(etcd, lease)  # an earlier life of this one, which is over: this one has its socket
+    began = time.monotonic()
+    granted = etcd.ask(lambda client: client.lease(LEADER_S), end)
+    put = {"key": text(key), "value": text(address), "lease": str(granted.id)}
+    nobody = {"key": text(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+    etcd.transaction({"compare": [nobody], "success": [{"request_put": put}], "failure": []}, end)
+    # Whatever was answered to that, and if the answer was lost: it is ours if our lease is on it.
+    if not (found := _holder(etcd, key, end)):
+        return ""
+    leader, lease, made = found
+    if lease != granted.id:
+        return leader
+    return EtcdJournal(Etcd(etcd.urls), cluster, lease, made, began + LEADER_S)
+
+
+def revoke(etcd: Etcd, lease: int) -> None:
+    """End a lease, if that can be done at once: it ends by itself."""
+    with suppress(Unavailable):
+        etcd.ask(lambda client: Lease(lease, client).revoke(), time.monotonic())
+
+
+def forget(etcd: Etcd, cluster: str) -> None:
+    """Remove all that is known of a cluster that is over, if that can be done soon: nobody will read it."""
+    with suppress(Unavailable):
+        end = time.monotonic() + _TAKE_OVER_S
+        etcd.ask(lambda client: client.delete_prefix(f"/shoal/{cluster}/"), end)
+
+
+def _holder(etcd: Etcd, key: str, end: float) -> tuple[str, int, int] | None:
+    """Whose the leader's key is: address, lease, and the revision at which it was made."""
+    for value, about in etcd.ask(lambda client: client.get(key, metadata=True), end):
+        return value.decode(), int(about["lease"]), int(about["create_revision"])
+    return None
+
+
+def _leader_key(cluster: str) -> str:
     return f"/shoal/{cluster}/leader"
