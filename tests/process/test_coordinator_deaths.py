@@ -90,7 +90,7 @@ def check(out: Path, word: str, workers: int) -> None:
         assert all("0" not in used for used in found["used"])
         assert min(found["rows"]) >= PASSES / BATCH
         if word == "bsp":
-            assert sum(found["rows"]) == found["rounds"]
+            assert sum(found["rows"]) == pytest.approx(found["rounds"])  # of three workers: thirds
 
 
 def test_training_goes_on_while_it_is_killed_at_any_moment(jobs: Jobs, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Several coordinators and a real etcd: any of them may die, and nothing is lost (G11)."""
 
+import json
 import os
 import random
 import secrets
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from etcd_members import EtcdMembers, free_ports
-from run_jobs import DEADLINE_S, wait_until
+from run_jobs import DEADLINE_S, Jobs, wait_until
 
 import shoal
 from shoal.fleet.decisions import ClientGranted
@@ -22,6 +23,7 @@ from shoal.store.control import Address, ControlClient
 from shoal.store.messages import GetStatus, StatusInfo
 
 pytestmark = pytest.mark.process
+DYING = str(Path(__file__).with_name("dying_script.py"))
 SGD = shoal.optim.SGD(lr=1.0)
 KEYS = np.arange(64)
 ONES = -np.ones((64, 1), np.float32)
@@ -180,3 +182,31 @@ def test_coordinators_and_members_of_etcd_die_at_any_moment(
             rows = other.table("counters").pull(KEYS)
             assert 0 < rows[0] <= pusher.pushes
             assert (rows == rows[0]).all()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("word", ["bsp", "asp"])
+def test_a_job_goes_on_with_another_leader(etcd: EtcdMembers, tmp_path: Path, word: str) -> None:
+    jobs = Jobs(tmp_path / "state")
+    sizes = ["--servers", "2", "--sync", word, "--coordinators", "3", "--etcd", etcd.urls]
+    with jobs.started(*sizes, DYING, str(tmp_path), "epochs", "hold:1", "hold:2") as process:
+        wait_until((tmp_path / "hold-1").exists)
+        shown = json.loads(jobs.shoal("status", "job", "--json").stdout)
+        states = {p["pid"]: p["state"] for p in shown["processes"] if p["role"] == "coordinator"}
+        assert sorted(states.values()) == ["standby", "standby", "up"]
+        died = etcd.leader()
+        assert died is not None
+        etcd.kill(died)
+        os.kill(next(pid for pid, state in states.items() if state == "up"), signal.SIGKILL)
+        (tmp_path / "go-1").touch()
+        wait_until((tmp_path / "hold-2").exists)
+        assert jobs.shoal("scale", "--workers", "3", "job").returncode == 0
+        (tmp_path / "go-2").touch()
+        wait_until(lambda: len(jobs.record()["workers"]) == 3)
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    etcd.start_again(died)
+    assert process.returncode == 0, output + errors
+    found = json.loads((tmp_path / "0.json").read_text())
+    assert all("0" not in used for used in found["used"])
+    if word == "bsp":
+        assert sum(found["rows"]) == pytest.approx(found["rounds"])  # thirds, since the scaling

@@ -1,8 +1,8 @@
 """The coordinators of a cluster on this machine: whatever ends one, it is started again.
 
 Their listening sockets stay open here. So an address stays what it was, and who connects while nobody is
-there waits a moment instead of being refused. One that dies again and again as soon as it is started is
-given up, and its socket closed.
+there waits a moment instead of being refused. One that ends by itself as soon as it is started, again and
+again, as with a damaged journal, is given up, and its socket closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["CoordinatorKeeper"]
 
 _log = logging.getLogger("shoal.cluster")
 _YOUNG_S = 5.0
-_YOUNG_DEATHS_MAX = 5
+_FAILURES_MAX = 5
 _JOIN_S = 10.0
 
 
@@ -31,7 +31,7 @@ class CoordinatorKeeper:
     def __init__(self, start: Callable[[int, int], Child], listeners: Sequence[socket.socket]) -> None:
         self._start = start
         self._listeners = list(listeners)
-        self._young_deaths = [0] * len(listeners)
+        self._failures = [0] * len(listeners)
         self._lock = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -71,11 +71,11 @@ class CoordinatorKeeper:
         listener = self._listeners[index]
         if code is None or listener.fileno() == -1:
             return False
-        young = time.monotonic() - child.started < _YOUNG_S
-        self._young_deaths[index] = self._young_deaths[index] + 1 if young else 0
+        failed = code > 0 and time.monotonic() - child.started < _YOUNG_S  # below 0: somebody killed it
+        self._failures[index] = self._failures[index] + 1 if failed else 0
         why = f"the {child.role} (pid {child.process.pid}) has ended with code {code}"
         close_stdin(child)
-        if self._young_deaths[index] > _YOUNG_DEATHS_MAX:
+        if self._failures[index] > _FAILURES_MAX:
             _log.error("%s, again and again, and is given up: %s", why, child.why_ended())
             listener.close()
             return False
