@@ -156,6 +156,33 @@ def test_a_leader_that_sleeps_is_deposed_and_decides_nothing_when_it_wakes(
 
 
 @pytest.mark.soak
+def test_without_most_of_etcd_nobody_leads_and_training_goes_on(etcd: EtcdMembers) -> None:
+    with shoal.LocalCluster(servers=2, coordinators=3, etcd=etcd.urls) as cluster:
+        pusher = Pusher(cluster)
+        for member in (0, 1):
+            etcd.kill(member)
+        with closing(ControlClient(Address.parse(cluster.address), cluster.token)) as control:
+            wait_until(lambda: nobody_leads(control))
+        before = pusher.pushes
+        wait_until(lambda: pusher.pushes > before + 20)
+        for member in (0, 1):
+            etcd.start_again(member)
+        pusher.client.table("later", dim=1, optimizer=SGD)
+        wait_until(lambda: up(cluster))
+        pusher.check()
+
+
+def nobody_leads(control: ControlClient) -> bool:
+    try:
+        control.ask(GetStatus(), StatusInfo, 1.0)
+    except shoal.errors.Unavailable as error:
+        return "nobody leads" in str(error)
+    except shoal.errors.Timeout:
+        return False
+    return False
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3))
 def test_coordinators_and_members_of_etcd_die_at_any_moment(
     etcd: EtcdMembers, tmp_path: Path, seed: int

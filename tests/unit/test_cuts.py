@@ -95,6 +95,16 @@ def test_a_cut_that_begins_too_late_is_none() -> None:
     assert world.report(11, "begun", now=1.9) == []
 
 
+def test_what_is_heard_after_clients_went_on_is_no_cut() -> None:
+    world = World()
+    world.begin()
+    for peer in CLIENTS:
+        world.cuts.held(peer, 1, 0.1)
+    late = world.report(10, "begun", now=BEGIN_S + 3.0)
+    assert holds(late) == {20: False, 21: False}
+    assert orders(late) == {10: "stop", 11: "stop"}
+
+
 def test_a_client_that_cannot_be_told_is_waited_for_or_given_up() -> None:
     world = World()
     world.leases.closed(21)

@@ -60,10 +60,12 @@ class Campaign:
                         self._reign(found)
                 except (Unavailable, JournalLost, TimeoutError) as error:
                     _log.warning("%s", error)
+                    self._server.leader = ""
                 self._stop.wait(_LOOK_S)
         except ShoalError as error:  # such as a journal of another cluster
             _log.critical("this coordinator ends: %s", error)
             self.error = error
+        finally:
             self._tell(self._server.stop.set)
 
     def _reign(self, journal: EtcdJournal) -> None:

@@ -118,6 +118,8 @@ class Cuts:
             return []
         if report.did == "failed":
             return self._fail(from_code(report.code, f"server {index}: {report.message}"))
+        if work.stage == "begin" and now >= work.stage_until:  # this coordinator slept, and tick comes later
+            return self._pause(work, now, f"server {index} was heard too late")
         work.clocks = work.clocks or report.clocks
         if report.did == "saved":
             work.parts[index] = report.part

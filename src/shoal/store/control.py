@@ -180,7 +180,9 @@ class ControlClient:
                 answer = self._try(request, end)
                 if not follow or not isinstance(answer, NotLeader):
                     return answer
-                why = f"{self.at} stands by"
+                why = f"{self.at} stands by" + (
+                    "" if answer.leader else ", and nobody leads (see their etcd)"
+                )
                 patience_end = end  # somebody is there: another will lead soon
                 self.drop()
                 self._move_on(answer.leader)
