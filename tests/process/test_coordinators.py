@@ -35,25 +35,13 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdMembers]:
         yield members
 
 
-def status(cluster: shoal.LocalCluster) -> StatusInfo:
-    with closing(ControlClient(Address.parse(cluster.address), cluster.token)) as control:
-        return control.ask(GetStatus(), StatusInfo, DEADLINE_S)
-
-
-def up(cluster: shoal.LocalCluster) -> bool:
-    return [server.state for server in status(cluster).servers] == ["up"] * len(cluster.servers)
-
-
-def leader(cluster: shoal.LocalCluster) -> int:
-    return status(cluster).pid
-
-
 class Pusher(threading.Thread):
     """Pushes ones until told to stop."""
 
     def __init__(self, cluster: shoal.LocalCluster) -> None:
         super().__init__()
         self.client = cluster.connect(timeout=DEADLINE_S)
+        self.control = ControlClient(Address.parse(cluster.address), cluster.token)
         self.table = self.client.table("counters", dim=1, optimizer=SGD)
         self.pushes = 0
         self.enough = threading.Event()
@@ -64,11 +52,21 @@ class Pusher(threading.Thread):
             self.table.push(KEYS, ONES)
             self.pushes += 1
 
+    def status(self) -> StatusInfo:
+        return self.control.ask(GetStatus(), StatusInfo, DEADLINE_S)
+
+    def leader(self) -> int:
+        return self.status().pid
+
+    def all_up(self) -> bool:
+        return all(server.state == "up" for server in self.status().servers)
+
     def check(self) -> None:
         self.enough.set()
         self.join()
         assert (self.table.pull(KEYS) == self.pushes).all()
         self.client.close()
+        self.control.close()
 
 
 def test_without_an_etcd_there_is_one_coordinator() -> None:
@@ -113,14 +111,14 @@ def test_the_leaders_of_both_may_die_together_and_nothing_is_lost(etcd: EtcdMemb
     with shoal.LocalCluster(servers=2, coordinators=3, etcd=etcd.urls, watch=False) as cluster:
         pusher = Pusher(cluster)
         before = pusher.client.table("before", dim=1, optimizer=SGD)
-        first, died = leader(cluster), etcd.leader()
+        first, died = pusher.leader(), etcd.leader()
         assert died is not None
         os.kill(first, signal.SIGKILL)
         etcd.kill(died)
         after = pusher.client.table("after", dim=1, optimizer=SGD)  # waits for whoever leads next
-        assert leader(cluster) != first
+        assert pusher.leader() != first
         etcd.start_again(died)
-        wait_until(lambda: up(cluster))
+        wait_until(pusher.all_up)
         with shoal.connect(cluster.address, token=cluster.token) as other:
             for table in (before, after):
                 assert other.table(table.name)._entry == table._entry
@@ -133,16 +131,16 @@ def test_a_leader_that_sleeps_is_deposed_and_decides_nothing_when_it_wakes(
 ) -> None:
     with shoal.LocalCluster(servers=2, coordinators=3, etcd=etcd.urls) as cluster:
         pusher = Pusher(cluster)
-        first = leader(cluster)
+        first = pusher.leader()
         asleep = ControlClient(Address.parse(cluster.address), cluster.token)
         assert asleep.ask(GetStatus(), StatusInfo, DEADLINE_S).pid == first
         os.kill(first, signal.SIGSTOP)
         try:
-            wait_until(lambda: leader(cluster) != first)
-            wait_until(lambda: up(cluster))
+            wait_until(lambda: pusher.leader() != first)
+            wait_until(pusher.all_up)
         finally:
             os.kill(first, signal.SIGCONT)
-        second = leader(cluster)
+        second = pusher.leader()
         assert asleep.ask(GetStatus(), StatusInfo, DEADLINE_S).pid == second != first
         asleep.close()
         # The pulses have moved, too: a cut holds for who pushes.
@@ -168,7 +166,7 @@ def test_without_most_of_etcd_nobody_leads_and_training_goes_on(etcd: EtcdMember
         for member in (0, 1):
             etcd.start_again(member)
         pusher.client.table("later", dim=1, optimizer=SGD)
-        wait_until(lambda: up(cluster))
+        wait_until(pusher.all_up)
         pusher.check()
 
 
@@ -194,12 +192,12 @@ def test_coordinators_and_members_of_etcd_die_at_any_moment(
         for number in range(6):
             died = rng.randrange(3)
             etcd.kill(died)
-            os.kill(rng.choice([leader(cluster), *cluster.coordinator_pids]), signal.SIGKILL)
+            os.kill(rng.choice([pusher.leader(), *cluster.coordinator_pids]), signal.SIGKILL)
             tables.append(pusher.client.table(f"t{number}", dim=1, optimizer=SGD))
             pusher.enough.wait(rng.random())
             etcd.start_again(died)
             etcd.wait_until_healthy()
-        wait_until(lambda: up(cluster))
+        wait_until(pusher.all_up)
         with cluster.connect(timeout=DEADLINE_S) as other:
             assert [other.table(table.name)._entry for table in tables] == [t._entry for t in tables]
             assert len({table._entry.id for table in tables}) == len(tables)
