@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -17,7 +18,7 @@ from shoal.config import (
     check_timeout,
     read_environment,
 )
-from shoal.errors import BadInput, from_core
+from shoal.errors import BadInput, Unavailable, from_core
 from shoal.store.catalogue import Catalogue, Directory, Opened, TableEntry, TableRequest
 from shoal.store.client import Client, Session
 from shoal.store.control import Address, ControlClient, ReplyT
@@ -41,6 +42,7 @@ __all__ = ["RemoteDirectory", "connect"]
 _MEMORY = "memory://"
 # A coordinator that refuses connections may be starting; a wrong address should not cost the whole deadline.
 _REFUSED_PATIENCE_S = 3.0
+_AGAIN_S = 0.1
 
 
 class _LocalDirectory:
@@ -176,8 +178,7 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
         # The coordinator answers by its own deadline, a little earlier, and says whom it waits for.
         request = JoinCluster(name=name, wait_s=0.9 * options.timeout_s)
         grant = control.ask(request, ClientGrant, options.timeout_s, _REFUSED_PATIENCE_S)
-        with _mapped(str(address)):
-            core = _connect_core(address if relay is None else relay.address, grant, token, options)
+        core = _connect_core(address, address if relay is None else relay.address, grant, token, options)
     except BaseException:
         control.close()
         raise
@@ -188,18 +189,29 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
     return Client(session, directory)
 
 
-def _connect_core(pulse: Address, grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:
-    return _core.Client.connect(
-        client_id=grant.client_id,
-        incarnation=grant.incarnation,
-        token=token.encode(),
-        placement=core_placement(grant.placement),
-        lane=options.lane,
-        timeout_s=options.timeout_s,
-        shm_bytes_max=options.shm_bytes_max,
-        coordinator_host=pulse.host,
-        coordinator_port=pulse.port,
-    )
+def _connect_core(
+    address: Address, pulse: Address, grant: ClientGrant, token: str, options: ClientOptions
+) -> _core.Client:
+    """Also where the coordinator dies just now: the core calls it once only before it is connected."""
+    end = time.monotonic() + (options.timeout_s if address.others else _REFUSED_PATIENCE_S)
+    while True:
+        try:
+            return _core.Client.connect(
+                client_id=grant.client_id,
+                incarnation=grant.incarnation,
+                token=token.encode(),
+                placement=core_placement(grant.placement),
+                lane=options.lane,
+                timeout_s=options.timeout_s,
+                shm_bytes_max=options.shm_bytes_max,
+                coordinator_host=pulse.host,
+                coordinator_port=pulse.port,
+            )
+        except _core.CoreError as error:
+            failure = from_core(error, str(address))
+            if not isinstance(failure, Unavailable) or time.monotonic() + _AGAIN_S >= end:
+                raise failure from None
+        time.sleep(_AGAIN_S)
 
 
 @contextmanager
