@@ -16,7 +16,7 @@ import pytest
 
 import shoal
 from shoal.errors import BadInput, Closed, Refused, ShoalError, Unavailable
-from shoal.fleet.local import _Child
+from shoal.fleet.child import Child
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import GetStatus, StatusInfo
 
@@ -188,7 +188,7 @@ def test_a_process_that_breaks_is_shown_with_its_log(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as process:
         process.wait()
         with pytest.raises(Unavailable, match="ended with code 3 while starting: Traceback"):
-            _Child("server 0", process, log).check()
+            Child("server 0", process, log, 0.0).check()
 
 
 def test_a_killed_server_keeps_its_index_and_is_named() -> None:
@@ -242,27 +242,19 @@ def test_processes_end_with_a_parent_that_was_killed() -> None:
 def test_servers_go_on_and_register_again_after_the_coordinator_was_killed(tmp_path: Path) -> None:
     with shoal.LocalCluster(servers=2) as cluster, cluster.connect(name="w") as client:
         table = client.table("t", dim=1, optimizer=SGD)
-        os.kill(cluster.pid, signal.SIGKILL)
+        first = cluster.pid
+        os.kill(first, signal.SIGKILL)
         table.push([1], np.ones((1, 1), np.float32))
-        with restarted(cluster):
-            assert wait_until(lambda: [s.state for s in status(cluster).servers] == ["up", "up"])
-            assert client.table("t").pull([1]).tolist() == [[-1]]
-            with cluster.connect() as other:
-                assert other.table("t").pull([1]).tolist() == [[-1]]
-                # A cut holds for the clients of its earlier life, too: they have found it by then.
-                other.save(str(tmp_path), timeout=60)
-                other.table("t").push([1], np.ones((1, 1), np.float32))
-            client.load(str(tmp_path))
-            assert client.table("t").pull([1]).tolist() == [[-1]]
-
-
-def restarted(cluster: shoal.LocalCluster) -> subprocess.Popen[bytes]:
-    """The coordinator again, on its port and its journal; ends with its stdin, at the latest."""
-    arguments = ["--port", cluster.address.rpartition(":")[2], "--servers", str(len(cluster.servers))]
-    arguments += ["--journal", str(cluster.directory / "journal.db"), "--token-file", str(cluster.token_file)]
-    module = [sys.executable, "-m", "shoal.fleet.coordinator_process", "--watch-stdin"]
-    assert wait_until(lambda: not is_running(cluster.pid))
-    return subprocess.Popen([*module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        assert wait_until(lambda: cluster.pid != first)
+        assert wait_until(lambda: [s.state for s in status(cluster).servers] == ["up", "up"])
+        assert client.table("t").pull([1]).tolist() == [[-1]]
+        with cluster.connect() as other:
+            assert other.table("t").pull([1]).tolist() == [[-1]]
+            # A cut holds for the clients of its earlier life, too: they have found it by then.
+            other.save(str(tmp_path), timeout=60)
+            other.table("t").push([1], np.ones((1, 1), np.float32))
+        client.load(str(tmp_path))
+        assert client.table("t").pull([1]).tolist() == [[-1]]
 
 
 def test_starting_takes_a_moment_only(record_property) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from shoal.config import CoordinatorOptions
 from shoal.errors import BadInput, Refused, Timeout, Unavailable
-from shoal.fleet.coordinator_process import CoordinatorServer
-from shoal.fleet.journal import Journal
+from shoal.fleet.coordinator_server import CoordinatorServer
+from shoal.fleet.sqlite_journal import SqliteJournal
 from shoal.store import messages as m
 from shoal.store.control import Address, ControlClient
 
@@ -39,8 +39,9 @@ class Coordinator:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        with closing(Journal(self._journal_path)) as journal:
-            self._server = CoordinatorServer(OPTIONS, TOKEN, journal)
+        with closing(SqliteJournal(self._journal_path)) as journal:
+            self._server = CoordinatorServer(OPTIONS, TOKEN)
+            self._server.lead(journal, list(journal), lambda why: self._server.stop.set())
             self._started.set()
             await self._server.serve(self._listener)
 

@@ -12,7 +12,7 @@ from shoal.config import CoordinatorOptions
 from shoal.errors import BadInput, Unavailable
 from shoal.fleet.coordinator import Coordinator, Outcome
 from shoal.fleet.decisions import Decision, decode, encode
-from shoal.fleet.journal import Journal
+from shoal.fleet.sqlite_journal import SqliteJournal
 from shoal.store import messages as m
 from shoal.store.catalogue import TableRequest
 
@@ -200,7 +200,7 @@ def test_a_half_written_tensor_falls_to_the_next_one_who_overwrites_it() -> None
 
 
 def test_after_a_restart_an_unwritten_tensor_is_written_again() -> None:
-    decisions: list[Decision] = list(make().form().decisions)
+    decisions: list[Decision] = list(make().begin().decisions)
     coordinator = make()
     decisions += coordinator.handle(8, tensor(), 0).decisions
     assert writes(restored(decisions), 9, tensor()) == "again"
@@ -237,12 +237,12 @@ def observed(coordinator: Coordinator) -> list[object]:
 def test_the_journal_gives_back_the_same_state(tmp_path: Path, seed: int) -> None:
     random_ = random.Random(seed)
     coordinator = make()
-    journal = Journal(tmp_path / "j.db")
-    journal.append(coordinator.form().decisions)
+    journal = SqliteJournal(tmp_path / "j.db")
+    journal.append(coordinator.begin().decisions)
     for _ in range(40):
         journal.append(coordinator.handle(random_.randrange(9), random_request(random_), 0).decisions)
     journal.close()
-    journal = Journal(tmp_path / "j.db")
+    journal = SqliteJournal(tmp_path / "j.db")
     twin = restored(list(journal))
     journal.close()
     assert observed(twin) == observed(coordinator)
@@ -255,7 +255,7 @@ def test_the_journal_gives_back_the_same_state(tmp_path: Path, seed: int) -> Non
 
 def test_the_journal_is_as_large_as_the_state(tmp_path: Path) -> None:
     coordinator = ready()
-    journal = Journal(tmp_path / "j.db")
+    journal = SqliteJournal(tmp_path / "j.db")
     for _ in range(50):
         journal.append(coordinator.handle(9, join(), 0).decisions)
     assert [decision.client_id for decision in journal] == [50]
@@ -263,7 +263,7 @@ def test_the_journal_is_as_large_as_the_state(tmp_path: Path) -> None:
 
 
 def test_a_journal_of_another_cluster_is_refused() -> None:
-    (formed,) = make().form().decisions
+    formed, _ = make().begin().decisions
     with pytest.raises(
         BadInput, match="8 shards, 2 servers, 0 replicas; this coordinator is for 8 shards, 3"
     ):
@@ -271,28 +271,28 @@ def test_a_journal_of_another_cluster_is_refused() -> None:
 
 
 def test_a_second_coordinator_is_kept_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.fleet.journal._LOCK_WAIT_S", 0.05)
-    journal = Journal(tmp_path / "j.db")
+    monkeypatch.setattr("shoal.fleet.sqlite_journal._LOCK_WAIT_S", 0.05)
+    journal = SqliteJournal(tmp_path / "j.db")
     with pytest.raises(Unavailable, match="held by another coordinator"):
-        Journal(tmp_path / "j.db")
+        SqliteJournal(tmp_path / "j.db")
     journal.close()
 
 
 def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database, and long enough to be one" * 100)
     with pytest.raises(BadInput, match="not a journal"):
-        Journal(tmp_path / "text")
+        SqliteJournal(tmp_path / "text")
     with pytest.raises(BadInput, match="cannot open"):
-        Journal(tmp_path / "missing" / "j.db")
+        SqliteJournal(tmp_path / "missing" / "j.db")
 
 
 def test_a_damaged_or_newer_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "j.db"
-    Journal(path).close()
+    SqliteJournal(path).close()
     with sqlite3.connect(path) as database:
         database.execute("INSERT INTO decisions VALUES ('x', 1, x'00')")
     database.close()
-    journal = Journal(path)
+    journal = SqliteJournal(path)
     with pytest.raises(BadInput, match="damaged"):
         list(journal)
     journal.close()
@@ -353,7 +353,7 @@ def test_leases_grow_by_what_the_coordinator_slept() -> None:
 def test_a_server_that_died_while_the_coordinator_was_away_is_missed_after_it_is_back() -> None:
     options = CoordinatorOptions(servers=3, shards=8, replicas=1)
     first = Coordinator(options, pid=1)
-    decisions: list[Decision] = list(first.form().decisions)
+    decisions: list[Decision] = list(first.begin().decisions)
     for index in range(3):
         decisions += first.handle(index, register(f"server-{index}", port=4000 + index), 0).decisions
     second = Coordinator(options, pid=1, now=100.0)
@@ -375,3 +375,23 @@ def test_a_server_with_the_only_copy_is_never_given_up() -> None:
     outcome = coordinator.handle(9, m.EvictServer(index=1, why="it ended"), 100.0)
     assert "server 1 has the only copy of 4 shards" in reply(outcome).message
     assert outcome.decisions == []
+
+
+def test_a_server_that_was_to_leave_still_is_after_a_restart() -> None:
+    options = CoordinatorOptions(servers=3, shards=8, replicas=1)
+    first = Coordinator(options)
+    decisions: list[Decision] = list(first.begin().decisions)
+    for index in range(3):
+        decisions += first.handle(index, register(f"server-{index}", port=4000 + index), 0).decisions
+    decisions += first.handle(9, m.RemoveServer(index=2), 0).decisions
+    second = Coordinator(options)
+    for decision in decisions:
+        second.restore(decode(encode(decision)))
+    second.begin()
+    for index in range(3):
+        second.handle(index, register(f"server-{index}", port=4000 + index), 0)
+    assert [s.state for s in reply(second.handle(9, m.GetStatus(), 0)).servers] == ["up", "up", "leaving"]
+    numbers = [{fill.number for fill in one._placer.fills.values()} for one in (first, second)]
+    assert numbers[0]
+    assert numbers[1]
+    assert not numbers[0] & numbers[1]  # orders of an earlier life are not taken for those of this one

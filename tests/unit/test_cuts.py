@@ -95,6 +95,16 @@ def test_a_cut_that_begins_too_late_is_none() -> None:
     assert world.report(11, "begun", now=1.9) == []
 
 
+def test_what_is_heard_after_clients_went_on_is_no_cut() -> None:
+    world = World()
+    world.begin()
+    for peer in CLIENTS:
+        world.cuts.held(peer, 1, 0.1)
+    late = world.report(10, "begun", now=BEGIN_S + 3.0)
+    assert holds(late) == {20: False, 21: False}
+    assert orders(late) == {10: "stop", 11: "stop"}
+
+
 def test_a_client_that_cannot_be_told_is_waited_for_or_given_up() -> None:
     world = World()
     world.leases.closed(21)
@@ -147,8 +157,16 @@ def test_one_at_a_time_and_all_servers() -> None:
     world.begin()
     with pytest.raises(Unavailable, match="another checkpoint"):
         world.begin()
-    with pytest.raises(Unavailable, match="server 1 is not connected"):
-        World().cuts.begin(ASKED, SAVE, {0: 10}, SHARDS, 0.0)
+    ((peer, failure),) = World().cuts.begin(ASKED, SAVE, {0: 10}, SHARDS, 10.0)
+    assert (peer, failure.message) == (ASKED, "server 1 is not connected to the coordinator")
+
+
+def test_servers_find_a_coordinator_that_was_started_again() -> None:
+    cuts = Cuts(8, Leases(now=100.0))
+    servers = {0: 10}
+    assert cuts.begin(ASKED, LOAD, servers, SHARDS, 100.1) == []
+    servers[1] = 11
+    assert orders(cuts.tick(100.4)) == {10: "check", 11: "check"}
 
 
 def test_leases_run_out_without_renewal_only() -> None:

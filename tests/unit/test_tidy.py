@@ -139,7 +139,8 @@ def test_document_exists(name: str) -> None:
 
 def test_every_package_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    entries = [*project["dependencies"], *project["optional-dependencies"]["plot"]]
+    extras = project["optional-dependencies"]
+    entries = [*project["dependencies"], *extras["plot"], *extras["etcd"]]
     declared = {re.split(r"[<>=!~\[ ]", entry)[0] for entry in entries}
     imported = set().union(*(imported_packages(path) for path in sources(".py", trees=("src",))))
     assert imported - set(sys.stdlib_module_names) - {"shoal"} <= declared

@@ -51,6 +51,11 @@ _Port = Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")]
 _Straggler = Annotated[
     str, typer.Option(help="Make a worker slow: 1:5x (rank 1, five times) or 1:50ms.", show_default=False)
 ]
+_Coordinators = Annotated[int, typer.Option(help="Coordinators; more than one need --etcd.")]
+_Etcd = Annotated[
+    str | None,
+    typer.Option(help="URL of etcd, or of its members with commas: http://host:2379.", show_default=False),
+]
 _Threads = Annotated[int, typer.Option(help="Threads of a server; 0: by the number of cores.")]
 
 
@@ -78,6 +83,8 @@ def run(
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
     replicas: Annotated[int, typer.Option(help="Further servers that hold a copy of each row.")] = 0,
+    coordinators: _Coordinators = 1,
+    etcd: _Etcd = None,
     sync: Annotated[str, typer.Option(help="How workers synchronise: bsp, ssp:3, asp, ...")] = "bsp",
     batch: Annotated[str, typer.Option(help="split: a batch is cut over the workers; or each.")] = "split",
     seed: Annotated[int, typer.Option(help="Of initial values and the order of data.")] = 0,
@@ -117,6 +124,8 @@ def run(
         workers=workers,
         servers=servers,
         replicas=replicas,
+        coordinators=coordinators,
+        etcd=etcd,
         sync=sync,
         batch=batch,
         seed=seed,
@@ -196,6 +205,8 @@ def up(
     ] = None,
     shards: Annotated[int, typer.Option(help="Logical parts of the store.")] = 64,
     replicas: Annotated[int, typer.Option(help="Further servers that hold a copy of each row.")] = 0,
+    coordinators: _Coordinators = 1,
+    etcd: _Etcd = None,
     threads: _Threads = 0,
 ) -> None:
     """Start a coordinator and servers on this machine; Ctrl-C stops them."""
@@ -206,13 +217,15 @@ def up(
         token_file=token_file,
         shards=shards,
         replicas=replicas,
+        coordinators=coordinators,
+        etcd=etcd,
         threads=threads,
     )
 
 
 @app.command()
 def server(
-    join: Annotated[str, typer.Option(help="The coordinator: shoal://host:port.")],
+    join: Annotated[str, typer.Option(help="The coordinator: shoal://host:port, or several with commas.")],
     bind: _Bind = "127.0.0.1",
     port: _Port = 0,
     token_file: _TokenFile = None,

@@ -6,6 +6,7 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -19,10 +20,8 @@ __all__ = ["server", "up"]
 _LOOK_EVERY_S = 1.0
 
 
-def up(
-    *, bind: str, port: int, token_file: Path | None, servers: int, shards: int, replicas: int, threads: int
-) -> None:
-    """Start a cluster, say where it is, and wait for SIGINT or SIGTERM."""
+def up(*, bind: str, token_file: Path | None, replicas: int, **options: Any) -> None:
+    """Start a cluster of these options of `LocalCluster`, say where it is, and wait for SIGINT or SIGTERM."""
     console = Console(soft_wrap=True, highlight=False)
     stop = threading.Event()
 
@@ -32,9 +31,7 @@ def up(
     token = _token(bind, token_file)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stopped)
-    with LocalCluster(
-        servers, replicas=replicas, bind=bind, port=port, token=token, shards=shards, threads=threads
-    ) as cluster:
+    with LocalCluster(replicas=replicas, bind=bind, token=token, **options) as cluster:
         path = token_file or cluster.token_file
         console.print(f"address     {cluster.address}")
         console.print(f"token file  {path}")

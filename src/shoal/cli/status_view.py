@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.config import TOKEN_SOURCES, check_timeout, read_environment
-from shoal.errors import BadInput, ShoalError
+from shoal.errors import BadInput, Internal, ShoalError, Timeout, Unavailable
 from shoal.store.catalogue import TableEntry
 from shoal.store.connect import connect
 from shoal.store.control import Address, ControlClient
-from shoal.store.messages import GetStatus, ListTables, StatusInfo, TablePage
+from shoal.store.messages import GetStatus, ListTables, NotLeader, StatusInfo, TablePage
 
 __all__ = ["WIDTH", "collect", "print_tables", "show"]
 
@@ -58,9 +58,7 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
             entries += page.entries
             more = page.more
     entries = [entry for entry in entries if not entry.name.startswith(_OWN)]
-    processes = [
-        {"role": "coordinator", "index": 0, "pid": status.pid, "address": str(address), "state": "up"}
-    ]
+    processes = [_coordinator(index, one, token, status.pid) for index, one in enumerate(address.all)]
     for server in status.servers:
         where = f"{server.host}:{server.port}"
         row = {"role": "server", "index": server.index, "pid": server.pid, "address": where}
@@ -82,6 +80,18 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
         "tables": [_describe(entry, rows.get(entry.name)) for entry in entries],
         "problem": problem,
     }
+
+
+def _coordinator(index: int, address: Address, token: str, leader_pid: int) -> dict[str, Any]:
+    row = {"role": "coordinator", "index": index, "address": str(address)}
+    try:
+        with closing(ControlClient(address, token)) as control:
+            standing_by = control.ask(GetStatus(), NotLeader, _PATIENCE_S, 0.0)
+        return {**row, "pid": standing_by.pid, "state": "standby"}
+    except Internal:  # it has answered like one that leads
+        return {**row, "pid": leader_pid, "state": "up"}
+    except (Unavailable, Timeout):
+        return {**row, "pid": None, "state": "gone"}
 
 
 def _state(status: StatusInfo) -> str:
@@ -125,7 +135,7 @@ def _print(report: dict[str, Any], console: Console) -> None:
     processes = Table("role", "index", "pid", "address", "state", box=None, pad_edge=False)
     for process in report["processes"]:
         state = process["state"]
-        colour = "green" if state == "up" else "red"
+        colour = "green" if state in ("up", "standby") else "red"
         cells = [str("" if process[key] is None else process[key]) for key in ("index", "pid", "address")]
         processes.add_row(process["role"], *cells, f"[{colour}]{state}[/]")
     console.print(processes)

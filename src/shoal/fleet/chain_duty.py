@@ -9,7 +9,7 @@ import threading
 from shoal import _core
 from shoal.errors import Fenced, Refused, ShoalError
 from shoal.store.control import ControlClient
-from shoal.store.messages import Done, Filled, FillOrder, PlacementNews, WatchPlacement
+from shoal.store.messages import Done, Filled, FillOrder, PlacementNews, ServerAdmitted, WatchPlacement
 from shoal.store.placement_watch import core_placement
 
 __all__ = ["ChainDuty"]
@@ -23,12 +23,25 @@ _FILL_S = 600.0
 
 
 class ChainDuty:
-    """Threads of a server process, for its life. `over` is readable when the cluster has given it up."""
+    """Threads of a server process, for its life. `over` is readable when the cluster has given it up.
 
-    def __init__(self, server: _core.Server, control: ControlClient, index: int, identity: str) -> None:
+    `registration` is the connection by which the server has registered, at the coordinator of `life`: it is
+    dropped when another one answers here.
+    """
+
+    def __init__(
+        self,
+        server: _core.Server,
+        control: ControlClient,
+        registration: ControlClient,
+        admitted: ServerAdmitted,
+        identity: str,
+    ) -> None:
         self._server = server
         self._control = control
-        self._index = index
+        self._registration = registration
+        self.life = admitted.life
+        self._index = admitted.index
         self._identity = identity
         self._filling: set[int] = set()  # numbers of orders
         self.over, self._ended = os.pipe()
@@ -58,6 +71,8 @@ class ChainDuty:
             except ShoalError:  # away: the placement that is known holds until it is back
                 pause.wait(_PAUSE_S)
                 continue
+            if news.life != self.life:
+                self._registration.drop()
             if news.placement is not None:
                 version = news.placement.version
                 self._server.place(self._index, core_placement(news.placement))

@@ -10,8 +10,8 @@ What it decides:
 2. when all expected servers are there, the shards are placed, by `shoal.fleet.placer`. Servers that come
    later get shards of the others. One that ends, or is not heard of for a lease, is given up where others
    hold copies; what it says afterwards is not heard;
-3. clients get an id and an incarnation: a known name the same id and the next incarnation, no name a
-   fresh id. Before the placement exists they wait, up to their own deadline;
+3. clients get an id and an incarnation, by `shoal.fleet.grants`. Before the placement exists they wait, up
+   to their own deadline;
 4. tables and tensors, by `shoal.store.catalogue`;
 5. checkpoints, by `shoal.fleet.cuts`.
 """
@@ -21,18 +21,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
-from shoal.config import NAME_BYTES_MAX, CoordinatorOptions, check_name
+from shoal.config import NAME_BYTES_MAX, CoordinatorOptions
 from shoal.errors import BadInput, Fenced, Refused, ShoalError, Timeout, Unavailable, code_of
 from shoal.fleet.cuts import Cuts, Replies
 from shoal.fleet.decisions import (
     ClientGranted,
     ClusterFormed,
     Decision,
+    LifeBegan,
     Placed,
     ServerGone,
+    ServerLeaving,
     ServerPlaced,
     TableDefined,
 )
+from shoal.fleet.grants import Grants
 from shoal.fleet.leases import LEASE_S, Leases
 from shoal.fleet.placer import Placer
 from shoal.fleet.pulse import Beat, BeatKind
@@ -42,7 +45,6 @@ from shoal.store.catalogue import Catalogue
 
 __all__ = ["Coordinator", "Outcome"]
 
-CLIENT_NAMES_MAX = 100_000
 TABLES_PER_PAGE = 200
 # A closed connection is mostly that of a dead process; one that lives registers again at once.
 _SUSPECT_S = 0.5
@@ -65,15 +67,15 @@ class Coordinator:
         self._options = options
         self._pid = pid
         self._formed = False
+        self._life = 0
         self._servers: dict[int, ServerPlaced] = {}
         self._peer_of_server: dict[int, int] = {}
         self._gone: dict[int, ServerGone] = {}
         self._leaving: set[int] = set()
-        self._placer = Placer(options.replicas, numbers_from=int(max(0.0, now) * 1000) << 20)
+        self._placer = Placer(options.replicas)
         self._heard: dict[int, float] = {}  # when each server was last heard of; those with a copy elsewhere
         self._watching: list[Watching] = []
-        self._clients: dict[str, ClientGranted] = {}
-        self._client_ids_from = self._client_id_max = client_ids_from
+        self._grants = Grants(client_ids_from)
         self._catalogue = Catalogue()
         self._waiting: list[Waiting] = []
         self._began = now
@@ -85,17 +87,18 @@ class Coordinator:
         """Whether every shard has a server, so that clients may join."""
         return self._placer.placed is not None
 
-    def form(self) -> Outcome:
-        """The first decision of a cluster's life; none if it was restored."""
+    def begin(self) -> Outcome:
+        """The first decisions of a coordinator's life, after it was restored."""
         outcome = Outcome()
         if not self._formed:
             formed = ClusterFormed(
                 shards=self._options.shards,
                 servers=self._options.servers,
                 replicas=self._options.replicas,
-                client_ids_from=self._client_ids_from,
+                client_ids_from=self._grants.ids_from,
             )
             self._decide(outcome, formed)
+        self._decide(outcome, LifeBegan(number=self._life + 1))
         return outcome
 
     def restore(self, decision: Decision) -> None:
@@ -215,7 +218,7 @@ class Coordinator:
         self._peer_of_server[index] = peer
         if self._options.replicas > 0:
             self._heard[index] = now
-        outcome.replies.append((peer, m.ServerAdmitted(index=index)))
+        outcome.replies.append((peer, m.ServerAdmitted(index=index, life=self._life)))
         if self._placer.placed is None and not self._missing():
             self._decide(outcome, self._placer.first(self._options.shards, self._options.servers))
             waiting, self._waiting = self._waiting, []
@@ -275,17 +278,15 @@ class Coordinator:
                 f"without server {request.index} there are {stay} servers, and {self._options.replicas + 1} "
                 f"are needed for {self._options.replicas} replicas; add one first"
             )
-        self._leaving.add(request.index)
+        if request.index not in self._leaving:
+            self._decide(outcome, ServerLeaving(index=request.index))
         outcome.replies.append((peer, m.Done()))
         self._changed(outcome)
 
     @_handle.register
     def _join(self, request: m.JoinCluster, peer: int, now: float, outcome: Outcome) -> None:
         name = request.name
-        if name is not None:
-            check_name("a client's name", name)
-        if name is not None and name not in self._clients and len(self._clients) >= CLIENT_NAMES_MAX:
-            raise Refused(f"there are {CLIENT_NAMES_MAX} named clients already; join without a name")
+        self._grants.check(name)
         if self._placer.placed is not None:
             outcome.replies.append((peer, self._grant(name, outcome)))
             return
@@ -321,7 +322,7 @@ class Coordinator:
             servers=self._server_infos(),
             waiting_for=self._missing(),
             tables=len(self._catalogue),
-            clients=self._client_id_max - self._client_ids_from,
+            clients=len(self._grants),
             replicas=self._options.replicas,
             degraded=self._placer.degraded(),
             filling=len(self._placer.fills),
@@ -346,7 +347,7 @@ class Coordinator:
             for index in chain[:1] if isinstance(request, m.SaveStore) else chain:
                 owned.setdefault(index, []).append(shard)
         shards = {index: tuple(mine) for index, mine in owned.items()}
-        outcome.replies += self._cuts.begin(peer, request, dict(self._peer_of_server), shards, now)
+        outcome.replies += self._cuts.begin(peer, request, self._peer_of_server, shards, now)
 
     @_handle.register
     def _part(self, request: m.PartReport, peer: int, now: float, outcome: Outcome) -> None:
@@ -362,7 +363,13 @@ class Coordinator:
         match decision:
             case ClusterFormed():
                 self._formed = True
-                self._client_ids_from = self._client_id_max = decision.client_ids_from
+                self._grants = Grants(decision.client_ids_from)
+            case LifeBegan():
+                self._life = decision.number
+                self._placer.number = self._life << 32
+                self._cuts.number = self._life % (1 << 15) << 16  # of 32 bits, and 0 is none
+            case ServerLeaving():
+                self._leaving.add(decision.index)
             case ServerPlaced():
                 self._servers[decision.index] = decision
                 if self._options.replicas > 0:  # after a restart, too: one that died meanwhile is missed
@@ -375,9 +382,7 @@ class Coordinator:
                 assert len(decision.chains) == len(decision.terms) == self._options.shards
                 self._placer.apply(decision)
             case ClientGranted():
-                self._client_id_max = max(self._client_id_max, decision.client_id)
-                if decision.name is not None:
-                    self._clients[decision.name] = decision
+                self._grants.apply(decision)
             case TableDefined():
                 self._catalogue.restore(decision.entry)
 
@@ -410,14 +415,15 @@ class Coordinator:
     def _news(self, request: m.WatchPlacement) -> m.PlacementNews:
         server = request.server
         if server is not None and not self._placer.may_know(server):
-            return m.PlacementNews()
+            return m.PlacementNews(life=self._life)
         orders = tuple(
             m.FillOrder(number=fill.number, shard=fill.shard, term=fill.term, target=fill.target)
             for fill in self._placer.fills.values()
             if fill.source == server and fill.number not in request.filling
         )
         newer = self._placer.version > request.after
-        return m.PlacementNews(placement=self._placement_info() if newer else None, fills=orders)
+        info = self._placement_info() if newer else None
+        return m.PlacementNews(placement=info, fills=orders, life=self._life)
 
     def _tell_watchers(self, outcome: Outcome, watching: list[Watching]) -> None:
         for one in watching:
@@ -463,11 +469,7 @@ class Coordinator:
         return max(self._servers) + 1
 
     def _grant(self, name: str | None, outcome: Outcome) -> m.ClientGrant:
-        known = None if name is None else self._clients.get(name)
-        if known is None:
-            granted = ClientGranted(name=name, client_id=self._client_id_max + 1, incarnation=1)
-        else:
-            granted = ClientGranted(name=name, client_id=known.client_id, incarnation=known.incarnation + 1)
+        granted = self._grants.next(name)
         self._decide(outcome, granted)
         return m.ClientGrant(
             client_id=granted.client_id,

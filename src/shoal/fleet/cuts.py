@@ -14,7 +14,7 @@ the end of a server's connection or the deadline ends either on all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,9 +37,10 @@ _TRIES_MAX = 50
 class _Work:
     peer: int
     request: m.SaveStore | m.LoadStore
-    servers: Mapping[int, int]  # index -> connection
+    connected: Mapping[int, int]  # index -> connection, as it changes
     shards: Mapping[int, tuple[int, ...]]  # by index of the server
     until: float
+    servers: Mapping[int, int] = field(default_factory=dict)  # what that was when it began
     number: int = 0
     stage: Literal["pause", "hold", "begin", "write", "check", "load"] = "pause"
     stage_until: float = 0.0
@@ -57,7 +58,7 @@ class Cuts:
     def __init__(self, shards: int, leases: Leases) -> None:
         self._shards = shards
         self._leases = leases
-        self._numbers = 0
+        self.number = 0  # of the last order; another coordinator's are others
         self._work: _Work | None = None
 
     @property
@@ -84,13 +85,19 @@ class Cuts:
         """Start; raises Unavailable where that cannot be."""
         if self._work is not None:
             raise Unavailable("another checkpoint is being saved or loaded; try again when it is done")
-        gone = [index for index in shards if index not in servers]
-        if gone:
-            raise Unavailable(f"server {', '.join(map(str, gone))} is not connected to the coordinator")
-        work = self._work = _Work(peer, request, servers, shards, now + request.wait_s)
-        if isinstance(request, m.SaveStore):
+        self._work = _Work(peer, request, servers, shards, now + request.wait_s)
+        return self._start(self._work, now)
+
+    def _start(self, work: _Work, now: float) -> Replies:
+        work.servers = dict(work.connected)
+        if gone := work.shards.keys() - work.servers.keys():
+            text = f"server {_list(gone)} is not connected to the coordinator"
+            if self._leases.starting(now):
+                return self._pause(work, now, text)
+            return self._fail(Unavailable(text))
+        if isinstance(work.request, m.SaveStore):
             return self._hold(work, now)
-        work.stage, work.waiting = "check", set(shards)
+        work.stage, work.waiting = "check", set(work.shards)
         return self._orders(work, "check")
 
     def held(self, peer: int, number: int, now: float) -> Replies:
@@ -111,6 +118,8 @@ class Cuts:
             return []
         if report.did == "failed":
             return self._fail(from_code(report.code, f"server {index}: {report.message}"))
+        if work.stage == "begin" and now >= work.stage_until:  # this coordinator slept, and tick comes later
+            return self._pause(work, now, f"server {index} was heard too late")
         work.clocks = work.clocks or report.clocks
         if report.did == "saved":
             work.parts[index] = report.part
@@ -145,7 +154,7 @@ class Cuts:
         if work.stage not in ("pause", "hold", "begin") or now < work.stage_until:
             return []
         if work.stage == "pause":
-            return self._hold(work, now)
+            return self._start(work, now)
         if work.stage == "begin":
             return self._pause(work, now, f"server {_list(work.waiting)} did not begin in time")
         clients = self._leases.peers()
@@ -158,8 +167,8 @@ class Cuts:
         if unreachable or self._leases.starting(now):
             names = _list({lease.client_id for lease in unreachable})
             return self._pause(work, now, f"waiting for client {names} to connect again, or to be given up")
-        self._numbers += 1
-        work.number = self._numbers
+        self.number += 1
+        work.number = self.number
         work.stage, work.stage_until = "hold", now + HOLD_S
         work.held = set(self._leases.peers())
         work.waiting = set(work.held)
@@ -202,8 +211,8 @@ class Cuts:
 
     def _orders(self, work: _Work, do: Literal["save", "check", "load"]) -> Replies:
         request = work.request
-        self._numbers += do == "check"
-        work.number = self._numbers
+        self.number += do == "check"
+        work.number = self.number
         more = (
             {"base": request.base}
             if isinstance(request, m.SaveStore)
@@ -241,5 +250,5 @@ class Cuts:
         return replies
 
 
-def _list(numbers: set[int]) -> str:
+def _list(numbers: Set[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))

@@ -16,8 +16,10 @@ __all__ = [
     "ClientGranted",
     "ClusterFormed",
     "Decision",
+    "LifeBegan",
     "Placed",
     "ServerGone",
+    "ServerLeaving",
     "ServerPlaced",
     "TableDefined",
     "decode",
@@ -45,6 +47,17 @@ class ClusterFormed(_Decision, frozen=True, kw_only=True, tag="formed"):
         return "cluster"
 
 
+class LifeBegan(_Decision, frozen=True, kw_only=True, tag="life"):
+    """A coordinator has taken over: the first, the next after it died, or another one. The numbers of its
+    orders begin with its life's, so that none is taken for one of an earlier life."""
+
+    number: int
+
+    @property
+    def key(self) -> str:
+        return "life"
+
+
 class ServerPlaced(_Decision, frozen=True, kw_only=True, tag="server"):
     """A server has an index for the life of the cluster."""
 
@@ -58,6 +71,16 @@ class ServerPlaced(_Decision, frozen=True, kw_only=True, tag="server"):
     @property
     def key(self) -> str:
         return f"server/{self.index}"
+
+
+class ServerLeaving(_Decision, frozen=True, kw_only=True, tag="leaving"):
+    """A server is to go when its shards have moved."""
+
+    index: int
+
+    @property
+    def key(self) -> str:
+        return f"leaving/{self.index}"
 
 
 class ServerGone(_Decision, frozen=True, kw_only=True, tag="gone"):
@@ -105,7 +128,16 @@ class TableDefined(_Decision, frozen=True, kw_only=True, tag="table"):
         return f"table/{self.entry.name}"
 
 
-Decision: TypeAlias = ClusterFormed | ServerPlaced | ServerGone | Placed | ClientGranted | TableDefined
+Decision: TypeAlias = (
+    ClusterFormed
+    | LifeBegan
+    | ServerPlaced
+    | ServerLeaving
+    | ServerGone
+    | Placed
+    | ClientGranted
+    | TableDefined
+)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Decision] = msgspec.msgpack.Decoder(Decision, dec_hook=decode_setting)

@@ -1,86 +1,34 @@
-"""The coordinator's memory on disk: one SQLite file in WAL mode.
-
-`append` returns when the decisions are on the disk, all or none of them; only then may they be answered.
-One process at a time: a second one that opens the same file is refused.
-"""
+"""The coordinator's memory, as an interface: `shoal.fleet.sqlite_journal`, or `etcd_journal` for several."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import Protocol
 
-import msgspec
+from shoal.fleet.decisions import Decision
 
-from shoal.errors import BadInput, Unavailable
-from shoal.fleet.decisions import Decision, decode, encode
-
-__all__ = ["Journal"]
-
-_FORMAT = 1
-_LOCK_WAIT_S = 5.0
+__all__ = ["Journal", "JournalLost"]
 
 
-class Journal:
-    """The journal in the file `path`, made if it does not exist."""
+class JournalLost(Exception):  # noqa: N818  # as the errors of Shoal are called
+    """Whether the last decisions are kept is not known, or they are not: who made them must stop."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._database = sqlite3.connect(path, timeout=_LOCK_WAIT_S, isolation_level=None)
-        except sqlite3.Error as error:
-            raise BadInput(f"cannot open the journal {path}: {error}") from None
-        try:
-            self._prepare()
-        except sqlite3.OperationalError as error:
-            self._database.close()
-            raise Unavailable(f"the journal {path} is held by another coordinator: {error}") from None
-        except sqlite3.DatabaseError as error:
-            self._database.close()
-            raise BadInput(f"{path} is not a journal of Shoal: {error}") from None
-        except BadInput:
-            self._database.close()
-            raise
 
-    def _prepare(self) -> None:
-        run = self._database.execute
-        # EXCLUSIVE, set before WAL, needs no shared memory and keeps other coordinators out.
-        run("PRAGMA locking_mode=EXCLUSIVE")
-        run("PRAGMA journal_mode=WAL")
-        run("PRAGMA synchronous=FULL")
-        found = run("PRAGMA user_version").fetchone()[0]
-        if found not in (0, _FORMAT):
-            raise BadInput(f"the journal {self._path} has format {found}; this release reads {_FORMAT}")
-        run("BEGIN EXCLUSIVE")
-        run("CREATE TABLE IF NOT EXISTS decisions (key TEXT PRIMARY KEY, seq INTEGER, body BLOB)")
-        run(f"PRAGMA user_version={_FORMAT}")
-        self._seq: int = run("SELECT COALESCE(MAX(seq), 0) FROM decisions").fetchone()[0]
-        run("COMMIT")
+class Journal(Protocol):
+    """The decisions in force. Whoever has one that holds is the only one that decides."""
 
     def append(self, decisions: Sequence[Decision]) -> None:
-        """Make the decisions durable. One of the same key as an older one replaces it."""
-        if not decisions:
-            return
-        run = self._database.execute
-        run("BEGIN IMMEDIATE")
-        try:
-            for decision in decisions:
-                self._seq += 1
-                row = (decision.key, self._seq, encode(decision))
-                run("INSERT OR REPLACE INTO decisions (key, seq, body) VALUES (?, ?, ?)", row)
-        except BaseException:
-            run("ROLLBACK")
-            raise
-        run("COMMIT")
+        """Return when they are kept; only then may they be answered. One replaces the older one of its key.
+
+        Raises JournalLost.
+        """
 
     def __iter__(self) -> Iterator[Decision]:
-        """All decisions that are in force, in the order in which they were made."""
-        for (body,) in self._database.execute("SELECT body FROM decisions ORDER BY seq"):
-            try:
-                yield decode(body)
-            except msgspec.MsgspecError as error:
-                raise BadInput(f"the journal {self._path} is damaged: {error}") from None
+        """All that are in force, in the order in which they were made."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether nobody else can be writing it now."""
 
     def close(self) -> None:
-        """Close the file. Twice is harmless."""
-        self._database.close()
+        """Let go of it. Twice is harmless."""

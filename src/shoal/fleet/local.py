@@ -2,61 +2,45 @@
 
 The parent makes the listening socket, so the address is known and a port in use is noticed before anything
 starts; coordinator and servers then start side by side. Each child watches its stdin, whose other end only
-the parent holds: whatever way the parent ends, they end too. No global state: any number of clusters may
-live in one process.
+the parent holds: whatever way the parent ends, they end too. A coordinator that dies is started again, by
+`shoal.fleet.coordinator_keeper`. No global state: any number of clusters may live in one process.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shoal.config import SHARDS, CoordinatorOptions, ServerOptions, check_timeout, check_token
+from shoal.config import SHARDS, CoordinatorOptions, ServerOptions, check_count, check_timeout, check_token
 from shoal.errors import BadInput, Closed, Timeout, Unavailable
-from shoal.fleet.process import ERROR, listen
+from shoal.fleet.child import Child, start_child, stop_children
+from shoal.fleet.coordinator_keeper import CoordinatorKeeper
+from shoal.fleet.process import listen
 from shoal.fleet.token import check_bind, generate, is_loopback, reachable_host, write_token_file
 from shoal.store.client import Client
 from shoal.store.connect import connect
 from shoal.store.control import Address, ControlClient
-from shoal.store.messages import Done, EvictServer, GetStatus, RemoveServer, StatusInfo
+from shoal.store.messages import Done, EvictServer, GetStatus, RemoveServer, Request, StatusInfo
 
 __all__ = ["LocalCluster", "ServerHandle"]
 
 _START_S = 30.0
-_STOP_S = 5.0
 _POLL_S = 0.01
-_LOG_CHARS_SHOWN = 2000
-
-
-@dataclass(frozen=True)
-class _Child:
-    """One process that was started here."""
-
-    role: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def check(self) -> None:
-        """Raise if it has ended: with the reason that it gave, or with the end of its log."""
-        code = self.process.poll()
-        if code is not None:
-            text = self.log.read_text(errors="replace").strip()
-            last = text.rpartition("\n")[2]
-            said = last.startswith(ERROR)
-            why = last.removeprefix(ERROR) if said else text[-_LOG_CHARS_SHOWN:] or "no output"
-            raise Unavailable(f"the {self.role} ended with code {code} while starting: {why}")
+_COORDINATORS_MAX = 9
+# A coordinator that does not answer for so long is looked at.
+_LOOK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -82,16 +66,18 @@ class LocalCluster:
     """A coordinator and `servers` server processes on this machine, until `close`.
 
     Ready when the constructor returns. `close` (or the end of the `with` block, or of this process) stops
-    and reaps every process; servers that are killed are not restarted. Unless `directory` is given, what
+    and reaps every process. A coordinator that is killed is started again (by a thread, unless `watch` is
+    False); servers are not. Unless `directory` is given, what
     the cluster writes is in a private temporary directory that is removed. Only this machine can connect
     unless `bind` says otherwise, which needs an explicit `token`.
 
     Its attributes, for other processes and for looking at it:
 
-    - `address`: "shoal://host:port", for `shoal.connect` and `shoal status`
+    - `address`: "shoal://host:port", for `shoal.connect` and `shoal status`; of several `coordinators`,
+      which agree by an `etcd` ("http://host:2379"), all with commas
     - `token`, and `token_file`, a file of mode 0600 that holds it
     - `servers[i]`: `.index`, `.pid`, `.address` ("host:port") and `.alive` of server i
-    - `pid`: of the coordinator
+    - `pid`: of the coordinator, the first if there are several, as it is now
     - `directory`: the logs `coordinator.log` and `server-i.log`, the journal and the token file
 
     >>> import shoal
@@ -114,6 +100,9 @@ class LocalCluster:
         directory: str | os.PathLike[str] | None = None,
         bind: str = "127.0.0.1",
         replication: str = "strong",
+        coordinators: int = 1,
+        etcd: str | None = None,
+        watch: bool = True,
     ) -> None:
         if replication not in ("strong", "weak"):
             raise BadInput(f"replication is {replication!r}; allowed: 'strong', 'weak'")
@@ -121,26 +110,49 @@ class LocalCluster:
         options = CoordinatorOptions(servers=servers, shards=shards, replicas=replicas, weak=weak)
         server_options = ServerOptions(host=bind, port=port, threads=threads)
         check_bind(bind, token)
+        check_coordinators(coordinators, etcd)
         self.token = generate() if token is None else check_token(token)
-        listener = listen(server_options)
-        children: list[_Child] = []
-        self._children = children
         self._server_options = server_options
-        with closing(listener):
-            self.address = str(Address(reachable_host(bind), listener.getsockname()[1]))
-            self._local = Address(_local_host(bind), listener.getsockname()[1])
+        listeners = _listen(server_options, coordinators)
+        ports = [listener.getsockname()[1] for listener in listeners]
+        everywhere, self._local = (
+            Address(host, ports[0], tuple(Address(host, port) for port in ports[1:]))
+            for host in (reachable_host(bind), _local_host(bind))
+        )
+        self.address = str(everywhere)
+        try:
             self.directory = _make_directory(directory)
-            self._close = weakref.finalize(
-                self, _stop, os.getpid(), children, self.directory, keep=directory is not None
-            )
-            try:
-                self._spawn(children, listener, options)
-                listener.close()  # or connections would wait here if the coordinator died
-                self.servers: Sequence[ServerHandle] = self._await_ready(children, servers, _START_S)
-            except BaseException:
-                self._close()
-                raise
-        self.pid = children[0].process.pid
+            write_token_file(self.token_file, self.token)
+        except BaseException:
+            for listener in listeners:
+                listener.close()
+            raise
+        start = _coordinator_starter(self.directory, options, etcd, self._shared_arguments())
+        self._coordinators = CoordinatorKeeper(start, listeners)
+        children: list[Child] = []
+        self._children = children
+        self._close = weakref.finalize(
+            self, _stop, os.getpid(), self._coordinators, children, self.directory, keep=directory is not None
+        )
+        try:
+            children.extend(self._start_server(index) for index in range(servers))
+            starting = [*self._coordinators.children, *children]
+            self.servers: Sequence[ServerHandle] = self._await_ready(starting, servers, _START_S)
+        except BaseException:
+            self._close()
+            raise
+        if watch:
+            self._coordinators.watch()
+
+    @property
+    def pid(self) -> int:
+        """Of the coordinator, as it is now."""
+        return self._coordinators.pids[0]
+
+    @property
+    def coordinator_pids(self) -> tuple[int, ...]:
+        """Of all coordinators."""
+        return self._coordinators.pids
 
     @property
     def token_file(self) -> Path:
@@ -150,6 +162,7 @@ class LocalCluster:
     def connect(self, **options: Any) -> Client:
         """A client of this cluster; takes what `shoal.connect` takes."""
         self._check_open()
+        self.look_after_coordinators()
         return connect(str(self._local), token=self.token, **options)
 
     def add_server(self) -> ServerHandle:
@@ -162,8 +175,11 @@ class LocalCluster:
 
     def evict_server(self, index: int, why: str) -> None:
         """Go on without that server at once, not when it is missed; Unavailable: it alone has rows."""
-        with closing(ControlClient(self._local, self.token)) as control:
-            control.ask(EvictServer(index=index, why=why), Done, _START_S)
+        self._order(EvictServer(index=index, why=why), _START_S)
+
+    def look_after_coordinators(self) -> list[int]:
+        """Start those again that have ended; which were. For who has said `watch=False`."""
+        return self._coordinators.look()
 
     def remove_server(self, index: int, timeout: float = 60.0) -> None:
         """Move the shards of that server to the others, and end it; returns when it has ended."""
@@ -171,9 +187,8 @@ class LocalCluster:
         if not any(server.index == index and server.alive for server in self.servers):
             up = [server.index for server in self.servers if server.alive]
             raise BadInput(f"server {index!r} is not one of those that are up, {up}")
-        process = self._children[1 + index].process
-        with closing(ControlClient(self._local, self.token)) as control:
-            control.ask(RemoveServer(index=index), Done, check_timeout(timeout))
+        process = self._children[index].process
+        self._order(RemoveServer(index=index), check_timeout(timeout))
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -189,49 +204,31 @@ class LocalCluster:
         if not self._close.alive:
             raise Closed(f"this cluster at {self.address} was closed")
 
-    def _spawn(
-        self,
-        children: list[_Child],
-        listener: socket.socket,
-        options: CoordinatorOptions,
-    ) -> None:
-        write_token_file(self.token_file, self.token)
-        descriptor = listener.fileno()
-        coordinator = ["--listen-fd", str(descriptor), "--journal", str(self.directory / "journal.db")]
-        counts = ["--servers", str(options.servers), "--shards", str(options.shards)]
-        counts += ["--replicas", str(options.replicas), "--replication", "weak" if options.weak else "strong"]
-        arguments = [*coordinator, *counts, *self._shared_arguments()]
-        children.append(self._start("coordinator", "coordinator", arguments, [descriptor]))
-        children.extend(self._start_server(index) for index in range(options.servers))
+    def _order(self, request: Request, timeout_s: float) -> None:
+        """Have the coordinator do something, also if it must be started again first."""
+        end = time.monotonic() + timeout_s
+        with closing(ControlClient(self._local, self.token)) as control:
+            while True:
+                self.look_after_coordinators()
+                left = end - time.monotonic()
+                try:
+                    control.ask(request, Done, max(_POLL_S, min(_LOOK_S, left)))
+                    return
+                except Timeout:
+                    if left <= _LOOK_S:
+                        raise
 
     def _shared_arguments(self) -> list[str]:
         return ["--token-file", str(self.token_file), "--watch-stdin", "--host", self._server_options.host]
 
-    def _start_server(self, index: int) -> _Child:
+    def _start_server(self, index: int) -> Child:
         arguments = ["--join", str(self._local), "--index", str(index), *self._shared_arguments()]
         arguments += ["--threads", str(self._server_options.threads)]
         arguments += ["--unix-directory", str(self.directory)]
-        return self._start(f"server {index}", "server", arguments, [])
-
-    def _start(self, role: str, module: str, arguments: list[str], descriptors: list[int]) -> _Child:
-        log = self.directory / f"{role.replace(' ', '-')}.log"
-        with log.open("wb") as output:
-            # -P: a file in the user's directory must not stand in for a module. A session of its own: Ctrl-C
-            # is for the user's program, which closes the cluster when it is done.
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", f"shoal.fleet.{module}_process", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=output,
-                pass_fds=descriptors,
-                # Without this NumPy starts threads for linear algebra, a third of a server's starting time.
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-        return _Child(role, process, log)
+        return start_child(self.directory, f"server {index}", "server", arguments)
 
     def _await_ready(
-        self, starting: Sequence[_Child], servers: int, timeout_s: float
+        self, starting: Sequence[Child], servers: int, timeout_s: float
     ) -> tuple[ServerHandle, ...]:
         end = time.monotonic() + check_timeout(timeout_s)
         with closing(ControlClient(self._local, self.token)) as control:
@@ -239,16 +236,17 @@ class LocalCluster:
                 status = self._status(control, starting)
                 if status is not None and len(status.servers) == servers:
                     break
+                self.look_after_coordinators()
                 if time.monotonic() > end:
                     missing = "the coordinator" if status is None else f"servers {list(status.waiting_for)}"
                     raise Timeout(f"the cluster did not start within {timeout_s:g} s: waited for {missing}")
                 time.sleep(_POLL_S)
         return tuple(
             ServerHandle(info.index, info.pid, f"{info.host}:{info.port}", child.process)
-            for info, child in zip(status.servers, self._children[1:], strict=True)
+            for info, child in zip(status.servers, self._children, strict=True)
         )
 
-    def _status(self, control: ControlClient, starting: Sequence[_Child]) -> StatusInfo | None:
+    def _status(self, control: ControlClient, starting: Sequence[Child]) -> StatusInfo | None:
         try:
             return control.ask(GetStatus(), StatusInfo, timeout_s=1.0, patience_s=0.0)
         except (Unavailable, Timeout):
@@ -272,6 +270,23 @@ class LocalCluster:
         return f"<LocalCluster {self.address}: {alive} of {len(self.servers)} servers up>"
 
 
+def check_coordinators(coordinators: int, etcd: str | None) -> None:
+    """Raise BadInput unless so many coordinators can be, and their etcd answers."""
+    check_count("coordinators", coordinators, 1, _COORDINATORS_MAX)
+    if etcd is None:
+        if coordinators > 1:
+            raise BadInput(
+                f"coordinators is {coordinators}, and several need an etcd to agree: etcd='http://host:2379' "
+                "(--etcd of commands)"
+            )
+        return
+    try:
+        from shoal.fleet.etcd_journal import check_etcd  # an extra
+    except ImportError as error:
+        raise BadInput(f"several coordinators need {error.name}: pip install 'shoal[etcd]'") from None
+    check_etcd(etcd)
+
+
 def _local_host(bind: str) -> str:
     """Where processes of this machine find what listens on `bind`."""
     if is_loopback(bind):
@@ -289,22 +304,47 @@ def _make_directory(parent: str | os.PathLike[str] | None) -> Path:
         raise BadInput(f"cannot make a directory in {parent or 'the temporary one'}: {error}") from None
 
 
-def _stop(pid: int, children: Sequence[_Child], directory: Path, *, keep: bool) -> None:
+def _listen(options: ServerOptions, count: int) -> list[socket.socket]:
+    """Sockets for so many coordinators: on the port and those that follow it, or on any that are free."""
+    listeners: list[socket.socket] = []
+    try:
+        for more in range(count):
+            listeners.append(listen(replace(options, port=options.port and options.port + more)))
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _coordinator_starter(
+    directory: Path, options: CoordinatorOptions, etcd: str | None, shared: Sequence[str]
+) -> Callable[[int, int], Child]:
+    arguments = ["--servers", str(options.servers), "--shards", str(options.shards)]
+    arguments += ["--replicas", str(options.replicas)]
+    arguments += ["--replication", "weak" if options.weak else "strong", *shared]
+    if etcd is None:
+        arguments += ["--journal", str(directory / "journal.db")]
+    else:
+        arguments += ["--etcd", etcd, "--cluster", f"local-{secrets.token_hex(8)}"]
+
+    def start(index: int, descriptor: int) -> Child:
+        role = f"coordinator {index}" if index else "coordinator"
+        return start_child(
+            directory, role, "coordinator", [*arguments, "--listen-fd", str(descriptor)], [descriptor]
+        )
+
+    return start
+
+
+def _stop(
+    pid: int, coordinators: CoordinatorKeeper, servers: Sequence[Child], directory: Path, *, keep: bool
+) -> None:
     """End and reap every child. A forked copy of the parent must not: they are not its children."""
     if os.getpid() != pid:
         return
     # The servers first: the coordinator then sees them go and has nothing to say about it.
-    for child in reversed(children):
-        child.process.terminate()
-    end = time.monotonic() + _STOP_S
-    for child in reversed(children):
-        try:
-            child.process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.process.wait()
-        if child.process.stdin is not None:
-            with suppress(OSError):
-                child.process.stdin.close()
+    stop_children(servers)
+    coordinators.close()
     if not keep:
         shutil.rmtree(directory, ignore_errors=True)

@@ -50,9 +50,9 @@ class Fill:
 class Placer:
     """The placement and the fills under way. What changes it gives the next `Placed`, to be applied."""
 
-    def __init__(self, replicas: int, numbers_from: int = 0) -> None:
+    def __init__(self, replicas: int) -> None:
         self._length = replicas + 1
-        self._number = numbers_from  # of the last fill; another coordinator's are others
+        self.number = 0  # of the last fill; another coordinator's are others
         self.placed: Placed | None = None
         self.fills: dict[int, Fill] = {}
         # Servers that answered pulls of shards which are read elsewhere now. No other server is told of that
@@ -183,5 +183,5 @@ class Placer:
         fit = [server for server in targets if server not in chain]
         if not fit or chain[-1] not in up:
             return None
-        self._number += 1
-        return Fill(self._number, shard, self.placed.terms[shard], chain[-1], fit[0], leaving)
+        self.number += 1
+        return Fill(self.number, shard, self.placed.terms[shard], chain[-1], fit[0], leaving)

@@ -69,7 +69,7 @@ def run_server(
             )
             admitted = control.ask(registration, ServerAdmitted, _JOIN_S)
             _log.info("server %d listens on %s:%d", admitted.index, options.host, server.port)
-            chains = ChainDuty(server, ControlClient(join, token), admitted.index, registration.identity)
+            chains = ChainDuty(server, control.another(), control, admitted, registration.identity)
             _wait(control, registration, Parts(server.store()), chains, watch_stdin)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -141,7 +141,7 @@ def _wait(
         except (OSError, EOFError, Refused):
             control.drop()
         try:
-            control.ask(registration, ServerAdmitted, _REJOIN_S, patience_s=0.0)
+            chains.life = control.ask(registration, ServerAdmitted, _REJOIN_S, patience_s=0.0).life
             _log.info("registered again at %s", control.address)
             complained = False
         except Fenced as error:
@@ -159,7 +159,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="shoal.fleet.server_process")
-    parser.add_argument("--join", required=True, help="the coordinator: shoal://host:port")
+    parser.add_argument(
+        "--join", required=True, help="the coordinator: shoal://host:port, or several with commas"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--advertise", help="the name by which others reach this host")

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from shoal.config import CoordinatorOptions, check_count, check_timeout
 from shoal.errors import BadInput
@@ -30,6 +31,9 @@ class JobOptions:
     servers: int = 1
     # Further servers that hold a copy of each row.
     replicas: int = 0
+    # More than one agree by an etcd, at these URLs.
+    coordinators: int = 1
+    etcd: str | None = None
     # A word of `shoal.sync.words`: how the workers synchronise.
     sync: str = "bsp"
     # split: the loader's batch is cut over the workers; each: every worker takes whole ones.
@@ -83,6 +87,12 @@ class JobOptions:
                 f"every is {self.every!r}; allowed: a number above 0 and s, m or h, as in 30s or 5m"
             )
         return float(number) * _UNITS[unit]
+
+    @property
+    def cluster(self) -> dict[str, Any]:
+        """What `LocalCluster` is told."""
+        names = ("servers", "replicas", "coordinators", "etcd")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def restarts(self) -> int:

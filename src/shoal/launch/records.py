@@ -132,6 +132,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
         temporary.replace(self.path / _RECORD)
 
+    def write_end(self, code: int, reason: str | None) -> None:
+        """The job has ended, and is shown so from now on."""
+        with suppress(OSError):
+            msgspec.structs.replace(self, state="ended", ended=time.time(), code=code, reason=reason).write()
+
 
 def process_started(pid: int) -> int | None:
     """When a process started, in ticks since the machine did; None if there is none, or a dead one."""

@@ -84,27 +84,13 @@ def run_job(options: JobOptions, shown: TextIO | None = None) -> int:
             assert signals.first is not None
             verdict.signalled(signals.first)
             screen.note(f"job {record.name}: stopped while starting")
-            _write_end(record, verdict)
+            record.write_end(verdict.code, verdict.sentence)
             return verdict.code
         except BaseException as error:
             with suppress(BadInput):  # as far as it has come
                 record = find_job(record.directory)
-            _write_end(record, verdict, code=1, reason=str(error))
+            record.write_end(1, verdict.sentence or str(error))
             raise
-
-
-def _write_end(
-    record: JobRecord, verdict: Verdict, *, code: int | None = None, reason: str | None = None
-) -> None:
-    ended = msgspec.structs.replace(
-        record,
-        state="ended",
-        ended=time.time(),
-        code=verdict.code if code is None else code,
-        reason=reason if verdict.ending is None else verdict.ending.sentence,
-    )
-    with suppress(OSError):
-        ended.write()
 
 
 class _Job:
@@ -134,7 +120,7 @@ class _Job:
         if signals.first is not None:
             raise Stopped
         self._cluster = stack.enter_context(
-            LocalCluster(options.servers, replicas=options.replicas, directory=record.path / "cluster")
+            LocalCluster(directory=record.path / "cluster", watch=False, **options.cluster)
         )
         self._restored = None if options.checkpoint is None else go_on(self._cluster, options.checkpoint)
         signals.raising = False
@@ -149,6 +135,7 @@ class _Job:
         self._evicted: set[int] = set()  # that have not ended yet
         self._stopped_at: dict[int, float] = {}
         self._leaving: dict[int, float] = {}  # until when
+        self._coordinator_pids: set[int] = set()
         # Whatever happens below: no worker outlives this.
         stack.callback(self._kill_all)
 
@@ -228,7 +215,7 @@ class _Job:
     def _watch_cluster(self) -> None:
         for server in self._cluster.servers:
             self._watch_process(server.pid, partial(self._server_ended, server.index, server.pid))
-        self._watch_process(self._cluster.pid, self._coordinator_lost)
+        self._watch_coordinators()
 
     def _server_ended(self, index: int, pid: int) -> None:
         if self._verdict.ending is not None:
@@ -326,9 +313,19 @@ class _Job:
         with suppress(OSError):
             self._record.write()
 
-    def _coordinator_lost(self) -> None:
-        # No step needs it: the workers go on, and only what joins or opens a table anew would miss it.
-        self._screen.note(f"the coordinator (pid {self._cluster.pid}) has ended; no worker can join any more")
+    def _watch_coordinators(self) -> None:
+        for pid in set(self._cluster.coordinator_pids) - self._coordinator_pids:
+            self._coordinator_pids.add(pid)
+            self._watch_process(pid, partial(self._coordinator_ended, pid))
+
+    def _coordinator_ended(self, pid: int) -> None:
+        # No step needs it: the workers go on.
+        self._cluster.look_after_coordinators()
+        again = pid not in self._cluster.coordinator_pids
+        self._event(f"coordinator (pid {pid}) has ended and {'was' if again else 'cannot be'} started again")
+        self._watch_coordinators()
+        self._record = msgspec.structs.replace(self._record, coordinator=self._cluster.pid)
+        self._write_record()
 
     # Time.
 
@@ -496,5 +493,5 @@ class _Job:
             self._screen.plain([f"{ending.sentence}:", *said])
         else:
             self._screen.plain([f"error: {ending.sentence}"])
-        _write_end(self._record, self._verdict)
+        self._record.write_end(self._verdict.code, self._verdict.sentence)
         return self._verdict.code

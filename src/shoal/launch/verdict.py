@@ -46,6 +46,11 @@ class Verdict:
         return 0 if self.ending is None else self.ending.code
 
     @property
+    def sentence(self) -> str | None:
+        """Why it ends, if it does not end well."""
+        return None if self.ending is None else self.ending.sentence
+
+    @property
     def may_restart(self) -> bool:
         """Whether a worker that dies now would be started again."""
         return self.ending is None and self.restarts < self._restarts_max

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, get_args
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from shoal import _core
 from shoal.config import ClientOptions, check_name, check_timeout
-from shoal.errors import BadInput, Closed, Fenced, ShoalError, Timeout, WrongProcess, from_core
+from shoal.errors import BadInput, Closed, Fenced, ShoalError, Timeout, Unavailable, WrongProcess, from_core
 from shoal.init import Initializer
 from shoal.optim import Optimizer
 from shoal.placement import Range
@@ -50,6 +51,7 @@ class Session:
         self.name = name
         self.pid = os.getpid()
         self.closed = False
+        self.aside: Callable[[], str] = str  # what else is amiss, for errors that may come of it
         self._timeout_s = options.timeout_s
         # Also at the end of the interpreter, while threads may still take the GIL: after that an operation
         # in flight could not let go of its array.
@@ -99,8 +101,10 @@ class Session:
             then = "the call may be repeated"
             if ticket is not None:
                 then = "it goes on in the background: error.ticket.wait() waits for it again"
-            failure = Timeout(f"{seen}; {then}")
+            failure = Timeout(f"{seen}{self.aside()}; {then}")
             failure.ticket = ticket
+        elif isinstance(failure, Unavailable):
+            failure = Unavailable(f"{failure}{self.aside()}")
         return failure
 
 
@@ -276,8 +280,8 @@ class Client:
         if session.closed or os.getpid() != session.pid:
             return
         session.closed = True
+        session.core.close()  # first: it takes its leave of the coordinator
         self._directory.close()
-        session.core.close()
 
     def _open(self, request: TableRequest, seconds: float) -> Opened:
         opened = self._directory.open(request, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -17,7 +18,7 @@ from shoal.config import (
     check_timeout,
     read_environment,
 )
-from shoal.errors import BadInput, from_core
+from shoal.errors import BadInput, Unavailable, from_core
 from shoal.store.catalogue import Catalogue, Directory, Opened, TableEntry, TableRequest
 from shoal.store.client import Client, Session
 from shoal.store.control import Address, ControlClient, ReplyT
@@ -34,12 +35,14 @@ from shoal.store.messages import (
     TensorWritten,
 )
 from shoal.store.placement_watch import PlacementWatch, core_placement
+from shoal.store.pulse_relay import PulseRelay
 
 __all__ = ["RemoteDirectory", "connect"]
 
 _MEMORY = "memory://"
 # A coordinator that refuses connections may be starting; a wrong address should not cost the whole deadline.
 _REFUSED_PATIENCE_S = 3.0
+_AGAIN_S = 0.1
 
 
 class _LocalDirectory:
@@ -69,9 +72,12 @@ class _LocalDirectory:
 class RemoteDirectory:
     """The catalogue at the coordinator."""
 
-    def __init__(self, control: ControlClient, watch: PlacementWatch) -> None:
+    def __init__(
+        self, control: ControlClient, watch: PlacementWatch, relay: PulseRelay | None = None
+    ) -> None:
         self._control = control
         self._watch = watch
+        self._relay = relay
 
     def open(self, request: TableRequest, timeout_s: float) -> Opened:
         return self._control.ask(OpenTable(request=request), TableOpened, timeout_s).opened
@@ -97,6 +103,8 @@ class RemoteDirectory:
     def close(self) -> None:
         self._watch.close()
         self._control.close()
+        if self._relay is not None:
+            self._relay.close()
 
 
 def connect(
@@ -111,8 +119,9 @@ def connect(
     """A client of the store at `address`.
 
     "memory://" is a store of its own inside this process, without sockets, gone with the client.
-    "shoal://host:port" is a coordinator, as `shoal up` prints it; then `token` proves that this process
-    may join (default: SHOAL_TOKEN, then the file SHOAL_TOKEN_FILE). Without `address`, SHOAL_ADDRESS.
+    "shoal://host:port" is a coordinator, or several with commas, as `shoal up` prints it; then `token`
+    proves that this process may join (default: SHOAL_TOKEN, then the file SHOAL_TOKEN_FILE). Without
+    `address`, SHOAL_ADDRESS.
 
     A `name` that was used before takes over from the older client of that name, which is fenced.
     `timeout` is the deadline of this and, by default, of every later call, in seconds; `lane` is auto,
@@ -164,33 +173,45 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
     if token is None:
         raise BadInput(f"no token for {address}. {TOKEN_SOURCES}")
     control = ControlClient(address, token)
+    relay = PulseRelay(address) if address.others else None
     try:
         # The coordinator answers by its own deadline, a little earlier, and says whom it waits for.
         request = JoinCluster(name=name, wait_s=0.9 * options.timeout_s)
         grant = control.ask(request, ClientGrant, options.timeout_s, _REFUSED_PATIENCE_S)
-        with _mapped(str(address)):
-            core = _connect_core(address, grant, token, options)
+        core = _connect_core(address, address if relay is None else relay.address, grant, token, options)
     except BaseException:
         control.close()
         raise
     session = Session(core, str(address), options, name)
     watch = PlacementWatch(address, token, session, grant.placement.version)
-    directory: Directory = RemoteDirectory(control, watch)
+    session.aside = watch.aside
+    directory: Directory = RemoteDirectory(control, watch, relay)
     return Client(session, directory)
 
 
-def _connect_core(address: Address, grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:
-    return _core.Client.connect(
-        client_id=grant.client_id,
-        incarnation=grant.incarnation,
-        token=token.encode(),
-        placement=core_placement(grant.placement),
-        lane=options.lane,
-        timeout_s=options.timeout_s,
-        shm_bytes_max=options.shm_bytes_max,
-        coordinator_host=address.host,
-        coordinator_port=address.port,
-    )
+def _connect_core(
+    address: Address, pulse: Address, grant: ClientGrant, token: str, options: ClientOptions
+) -> _core.Client:
+    """Also where the coordinator dies just now: the core calls it once only before it is connected."""
+    end = time.monotonic() + (options.timeout_s if address.others else _REFUSED_PATIENCE_S)
+    while True:
+        try:
+            return _core.Client.connect(
+                client_id=grant.client_id,
+                incarnation=grant.incarnation,
+                token=token.encode(),
+                placement=core_placement(grant.placement),
+                lane=options.lane,
+                timeout_s=options.timeout_s,
+                shm_bytes_max=options.shm_bytes_max,
+                coordinator_host=pulse.host,
+                coordinator_port=pulse.port,
+            )
+        except _core.CoreError as error:
+            failure = from_core(error, str(address))
+            if not isinstance(failure, Unavailable) or time.monotonic() + _AGAIN_S >= end:
+                raise failure from None
+        time.sleep(_AGAIN_S)
 
 
 @contextmanager

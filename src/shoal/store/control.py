@@ -1,7 +1,8 @@
 """The blocking control client: one connection to the coordinator, made when needed and made again.
 
 Every request of `messages` may be repeated without harm, so a broken connection is answered by a new one
-and the request sent again, until the deadline. Refusals are not repeated. Safe from many threads: one
+and the request sent again, until the deadline. Where there are several coordinators it goes to the one that
+leads, and from one that does not answer to the next. Refusals are not repeated. Safe from many threads: one
 request at a time.
 """
 
@@ -13,7 +14,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from shoal.config import TOKEN_SOURCES
@@ -27,6 +28,7 @@ from shoal.store.messages import (
     Failure,
     Hello,
     Message,
+    NotLeader,
     Proof,
     Reply,
     Request,
@@ -41,41 +43,54 @@ __all__ = ["Address", "ControlClient", "ReplyT", "keep_alive"]
 _RETRY_FIRST_S = 0.01
 _RETRY_MAX_S = 0.25
 _TELL_S = 5.0
+# Where there are others to ask: one that does not answer within this, or this after it said that it would.
+_ATTEMPT_S = 2.0
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a coordinator listens.
+    """Where a coordinator listens, and where `others` of the same cluster do.
 
     >>> Address.parse("shoal://127.0.0.1:7700")
     Address(host='127.0.0.1', port=7700)
     >>> str(Address("::1", 7700))
     'shoal://[::1]:7700'
+    >>> [one.port for one in Address.parse("shoal://a:7700,b:7701").all]
+    [7700, 7701]
     """
 
     host: str
     port: int
+    others: tuple[Address, ...] = field(default=(), repr=False)
 
     @staticmethod
     def parse(text: str) -> Address:
-        """Read "shoal://host:port" or "host:port"; anything else is BadInput."""
-        host, colon, port = text.removeprefix("shoal://").rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-        elif ":" in host:
-            host = ""
-        digits = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
-        if not colon or not digits or not host or any(c in host for c in "/@ []"):
-            raise BadInput(
-                f"address is {text!r}; allowed: 'shoal://host:port', as in 'shoal://127.0.0.1:7700'"
-            )
-        return Address(host, int(port))
+        """Read "shoal://host:port", also several with commas; "shoal://" may be left out."""
+        first, *others = (_parse_one(text, one) for one in text.removeprefix("shoal://").split(","))
+        return replace(first, others=tuple(others))
+
+    @property
+    def all(self) -> tuple[Address, ...]:
+        """Each by itself."""
+        return (replace(self, others=()), *self.others)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"shoal://{host}:{self.port}"
+        names = (f"[{one.host}]" if ":" in one.host else one.host for one in self.all)
+        return "shoal://" + ",".join(f"{name}:{one.port}" for name, one in zip(names, self.all, strict=True))
+
+
+def _parse_one(text: str, one: str) -> Address:
+    host, colon, port = one.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    digits = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+    if not colon or not digits or not host or any(c in host for c in "/@ []"):
+        raise BadInput(f"address is {text!r}; allowed: 'shoal://host:port', as in 'shoal://127.0.0.1:7700'")
+    return Address(host, int(port))
 
 
 def keep_alive(sock: socket.socket) -> None:
@@ -92,6 +107,7 @@ class ControlClient:
 
     def __init__(self, address: Address, token: str) -> None:
         self.address = address
+        self.at = address.all[0]  # where it asks
         self._token = token
         self._lock = threading.Lock()
         self._swapping = threading.Lock()
@@ -104,6 +120,7 @@ class ControlClient:
         """The answer to `request`, of type `reply`; a Failure raises its error.
 
         A coordinator that refuses connections is tried again for `patience_s` (default: the deadline).
+        That it stands by is an answer only to who asks for NotLeader.
         """
         began = time.monotonic()
         end = began + timeout_s
@@ -112,7 +129,7 @@ class ControlClient:
         if not self._lock.acquire(timeout=timeout_s):
             raise self._late(request, timeout_s)
         try:
-            answer = self._ask(request, end, patience_end, timeout_s)
+            answer = self._ask(request, end, patience_end, timeout_s, follow=reply is not NotLeader)
         finally:
             self._lock.release()
         if isinstance(answer, Failure):
@@ -154,26 +171,57 @@ class ControlClient:
         self._closed = True
         self.drop()
 
-    def _ask(self, request: Request, end: float, patience_end: float, timeout_s: float) -> Message:
+    def _ask(
+        self, request: Request, end: float, patience_end: float, timeout_s: float, *, follow: bool
+    ) -> Message:
         pause_s = _RETRY_FIRST_S
         while True:
             try:
-                sock = self._socket or self._keep(self._connect(end))  # may be closed by another thread
-                _send(sock, request, end)
-                return _receive(sock, end)
+                answer = self._try(request, end)
+                if not follow or not isinstance(answer, NotLeader):
+                    return answer
+                why = f"{self.at} stands by" + (
+                    "" if answer.leader else ", and nobody leads (see their etcd)"
+                )
+                patience_end = end  # somebody is there: another will lead soon
+                self.drop()
+                self._move_on(answer.leader)
             except TimeoutError:
                 self.drop()
-                raise self._late(request, timeout_s) from None
+                why = f"{self.at} does not answer"
+                self._move_on()
+                if time.monotonic() + pause_s >= end:
+                    raise self._late(request, timeout_s) from None
             except (OSError, EOFError) as error:
                 self.drop()
-                if self._closed or time.monotonic() + pause_s >= patience_end:
-                    raise Unavailable(f"no coordinator answers at {self.address}: {_reason(error)}") from None
+                why = _reason(error)
+                self._move_on()
             except BaseException:
                 # A half-read answer must not be taken for the next one's.
                 self.drop()
                 raise
+            if self._closed or time.monotonic() + pause_s >= patience_end:
+                raise Unavailable(f"no coordinator answers at {self.address}: {why}")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_MAX_S)
+
+    def _try(self, request: Request, end: float) -> Message:
+        if not self.address.others:
+            sock = self._socket or self._keep(self._connect(end))  # may be closed by another thread
+            _send(sock, request, end)
+            return _receive(sock, end)
+        sock = self._socket or self._keep(self._connect(min(end, time.monotonic() + _ATTEMPT_S)))
+        end = min(end, time.monotonic() + getattr(request, "wait_s", 0.0) + _ATTEMPT_S)
+        _send(sock, request, end)
+        return _receive(sock, end)
+
+    def _move_on(self, leader: str = "") -> None:
+        """To the one that leads, or to the next."""
+        places = self.address.all
+        if leader and leader != str(self.at):
+            self.at = Address.parse(leader)
+        elif len(places) > 1 or self.at not in places:
+            self.at = places[(places.index(self.at) + 1) % len(places) if self.at in places else 0]
 
     def _keep(self, sock: socket.socket) -> socket.socket:
         with self._swapping:
@@ -184,11 +232,12 @@ class ControlClient:
         raise EOFError("this connection was closed here")
 
     def _connect(self, end: float) -> socket.socket:
-        address = (self.address.host, self.address.port)
         try:
-            sock = socket.create_connection(address, timeout=_left(end))
+            sock = socket.create_connection((self.at.host, self.at.port), timeout=_left(end))
         except socket.gaierror as error:
-            raise Unavailable(f"no host {self.address.host!r} ({self.address}): {error.strerror}") from None
+            if self.address.others:
+                raise
+            raise Unavailable(f"no host {self.at.host!r} ({self.at}): {error.strerror}") from None
         try:
             keep_alive(sock)
             self._handshake(sock, end)

@@ -41,6 +41,7 @@ __all__ = [
     "ListTables",
     "LoadStore",
     "Message",
+    "NotLeader",
     "OpenTable",
     "PartInfo",
     "PartOrder",
@@ -255,9 +256,10 @@ class ClusterInfo(_Message, frozen=True, kw_only=True, tag="cluster"):
 
 
 class ServerAdmitted(_Message, frozen=True, kw_only=True, tag="admitted"):
-    """A server's place for the life of the cluster."""
+    """A server's place for the life of the cluster. `life` counts coordinators, one after the other."""
 
     index: int
+    life: int = 0
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,6 +305,7 @@ class PlacementNews(_Message, frozen=True, kw_only=True, tag="news"):
 
     placement: PlacementInfo | None = None
     fills: tuple[FillOrder, ...] = ()
+    life: int = 0
 
 
 class TableOpened(_Message, frozen=True, kw_only=True, tag="opened"):
@@ -334,6 +337,13 @@ class StatusInfo(_Message, frozen=True, kw_only=True, tag="status"):
 
 class Done(_Message, frozen=True, kw_only=True, tag="done"):
     """Nothing to add."""
+
+
+class NotLeader(_Message, frozen=True, kw_only=True, tag="not_leader"):
+    """This coordinator stands by. `leader` is the address of the one that leads, if that is known."""
+
+    leader: str
+    pid: int
 
 
 class Failure(_Message, frozen=True, kw_only=True, tag="failure"):
@@ -370,6 +380,7 @@ Reply: TypeAlias = (
     | StoreSaved
     | PartOrder
     | Done
+    | NotLeader
     | Failure
 )
 Message: TypeAlias = Hello | Challenge | Proof | Welcome | Request | Reply

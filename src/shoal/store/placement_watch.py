@@ -19,6 +19,8 @@ __all__ = ["PlacementWatch", "core_placement"]
 
 _log = logging.getLogger("shoal.client")
 _WAIT_S = 60.0
+# Where another may lead by now, and the one that is asked only sleeps.
+_WAIT_SEVERAL_S = 5.0
 _GRACE_S = 10.0
 _PAUSE_S = 0.5
 _CLOSE_S = 2.0
@@ -49,6 +51,7 @@ class PlacementWatch:
         self._session = weakref.ref(session)
         weakref.finalize(session, self._control.close)
         self._version = version
+        self._wait_s = _WAIT_SEVERAL_S if address.others else _WAIT_S
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal-placement", daemon=True)
         self._thread.start()
@@ -59,11 +62,20 @@ class PlacementWatch:
         self._control.close()
         self._thread.join(_CLOSE_S)
 
+    def aside(self) -> str:
+        """What to add to an error if nobody could give a lost server's shards to another."""
+        if self._closed.is_set() or self._control.fileno() != -1:
+            return ""
+        return (
+            f"; the coordinator at {self._control.address} does not answer either: where a server was lost, "
+            "its copies take over when it is back"
+        )
+
     def _run(self) -> None:
         while not self._closed.is_set() and self._session() is not None:
             try:
-                request = WatchPlacement(after=self._version, wait_s=_WAIT_S)
-                news = self._control.ask(request, PlacementNews, _WAIT_S + _GRACE_S)
+                request = WatchPlacement(after=self._version, wait_s=self._wait_s)
+                news = self._control.ask(request, PlacementNews, self._wait_s + _GRACE_S)
             except Refused as error:
                 if not self._closed.is_set():
                     _log.warning("no news of placements: %s", error)

@@ -1,0 +1,43 @@
+"""Who clients are: ids and incarnations. A known name gets its id again and the next incarnation. Pure."""
+
+from __future__ import annotations
+
+from shoal.config import check_name
+from shoal.errors import Refused
+from shoal.fleet.decisions import ClientGranted
+
+__all__ = ["Grants"]
+
+CLIENT_NAMES_MAX = 100_000
+
+
+class Grants:
+    """All clients that there ever were. Ids begin after `ids_from`."""
+
+    def __init__(self, ids_from: int) -> None:
+        self.ids_from = self._id_max = ids_from
+        self._clients: dict[str, ClientGranted] = {}
+
+    def __len__(self) -> int:
+        return self._id_max - self.ids_from
+
+    def check(self, name: str | None) -> None:
+        """Raise if no client can have that name."""
+        if name is None:
+            return
+        check_name("a client's name", name)
+        if name not in self._clients and len(self._clients) >= CLIENT_NAMES_MAX:
+            raise Refused(f"there are {CLIENT_NAMES_MAX} named clients already; join without a name")
+
+    def next(self, name: str | None) -> ClientGranted:
+        """What a client of that name, or of none, would get."""
+        known = None if name is None else self._clients.get(name)
+        if known is None:
+            return ClientGranted(name=name, client_id=self._id_max + 1, incarnation=1)
+        return ClientGranted(name=name, client_id=known.client_id, incarnation=known.incarnation + 1)
+
+    def apply(self, granted: ClientGranted) -> None:
+        """It has got that."""
+        self._id_max = max(self._id_max, granted.client_id)
+        if granted.name is not None:
+            self._clients[granted.name] = granted
