@@ -138,9 +138,10 @@ struct SimServer {
       if (page.keys.empty()) break;
       const size_t floats = page.rows.size() / page.keys.size();
       for (size_t i = 0; i < page.keys.size(); ++i)
-        rows.append(nb::make_tuple(page.table, page.keys[i],
-                                   nb::bytes(reinterpret_cast<const char*>(&page.metas[i]), sizeof(RowMeta)),
-                                   nb::bytes(reinterpret_cast<const char*>(&page.rows[i * floats]), 4 * floats)));
+        rows.append(
+            nb::make_tuple(page.table, page.keys[i],
+                           nb::bytes(reinterpret_cast<const char*>(&page.metas[i]), sizeof(RowMeta)),
+                           nb::bytes(reinterpret_cast<const char*>(&page.rows[i * floats]), 4 * floats)));
     }
     shard.end_image(head.id);
     return nb::make_tuple(to_python(head.bytes), rows);
@@ -395,8 +396,7 @@ void bind_protocol(nb::module_& parent) {
       .def("lost", [](const SimServer& self, uint32_t server) { self.state->chain.lost(server); })
       .def("gone", [](const SimServer& self, uint32_t server) { self.state->chain.gone(server); })
       .def("image", &SimServer::image, "shard"_a)
-      .def("sync_image",
-           [](const SimServer& self) { return to_python(self.state->sync.image(true).bytes); })
+      .def("sync_image", [](const SimServer& self) { return to_python(self.state->sync.image(true).bytes); })
       .def("counters", [](const SimServer& self) {
         const ServerCounters& c = self.state->counters;
         return counts({{"pushes", c.pushes}, {"duplicates", c.duplicates}, {"refused", c.refused}});

@@ -74,7 +74,8 @@ nb::class_<PyServer> bind_server(nb::module_& m) {
           "fill",
           [](PyServer& self, uint32_t shard, uint32_t target, uint32_t term, double timeout_s) {
             const auto deadline = deadline_in(timeout_s);
-            const Status status = without_gil([&] { return self.server->fill(shard, target, term, deadline); });
+            const Status status =
+                without_gil([&] { return self.server->fill(shard, target, term, deadline); });
             if (!status.ok()) raise(status);
           },
           "shard"_a, "target"_a, "term"_a, "timeout_s"_a)

@@ -21,7 +21,7 @@ import numpy as np
 from shoal import _core
 from shoal.fleet.placer import Fill, Placer
 
-from .ledger import KEY_ARRAY, Ledger, Push, Read, Rows, Violation
+from .ledger import KEY_ARRAY, Ledger, Read, Rows, Violation
 from .network import TO_CLIENT, TO_SERVER, Connection
 from .nodes import CHALLENGE, REFUSE, REPLY, TOKEN, WELCOME, SimulatedClient, SimulatedServer, Verifier
 from .plan import Action, Plan, make_plan
@@ -504,7 +504,9 @@ class ChainWorld(World):
                 # A server fences a client when that connects; what was applied for it is the same.
                 for life in records.keys() & its_records.keys():
                     if records[life] != its_records[life]:
-                        raise Violation(f"shard {shard}: {chain[0]} and {copy} know of other pushes of {life}")
+                        raise Violation(
+                            f"shard {shard}: {chain[0]} and {copy} know of other pushes of {life}"
+                        )
 
 
 def _parse_head(head: bytes) -> tuple[tuple[int, ...], dict[tuple[int, int], bytes]]:
