@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/mutants.h"
 #include "serve/client_machine.h"
 #include "serve/request_builder.h"
 
@@ -32,8 +31,7 @@ class Homeless {
   // Whether the answer lets a worker go on that has yet to learn the placement by which others went on: it is
   // asked again, until this client knows that one.
   static bool too_new(const Request& request, const Header& answer, const Placement& known) {
-    return request.header.kind == static_cast<uint16_t>(Kind::sync) && answer.member_term > known.version &&
-           !SHOAL_MUTANT(go_on_unplaced);
+    return request.header.kind == static_cast<uint16_t>(Kind::sync) && answer.member_term > known.version;
   }
 
   // Adds them again by the placement of now; gives the servers that have something to be sent.

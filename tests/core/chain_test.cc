@@ -182,3 +182,20 @@ TEST(a_fill_fails_when_a_frame_of_it_is_refused_or_the_shard_is_placed_anew) {
   world.chain.image_sent(other, 9);  // too late: nothing is sent
   CHECK(world.chain.next_to_send(2) == nullptr);
 }
+
+TEST(a_fill_is_of_the_term_it_was_ordered_for_and_can_be_given_up) {
+  World world;
+  world.place(5, 2, kNobody);
+  CHECK(world.chain.begin_fill(5, 1, 1) == nullptr);   // ordered before the placement changed
+  CHECK(world.chain.begin_fill(5, 99, 2) == nullptr);  // a server that is not known here
+  const auto fill = world.chain.begin_fill(5, 1, 2);
+  REQUIRE(fill != nullptr);
+  world.chain.image_sent(fill, 7);
+  world.send({entry_of(5, 8)});
+  const auto done = world.when_held({entry_of(5, 8)});
+  CHECK(*done == 0);
+  world.chain.give_up(fill);
+  CHECK(*done == 1);  // nobody else is to have it
+  world.place(5, 3, 2);
+  CHECK(world.chain.begin_fill(5, 1, 3) == nullptr);  // another server is behind this one
+}

@@ -38,7 +38,7 @@ def main() -> int:
         use_core(options.core)
     from shoal import _core
 
-    from . import chains, rounds, simulator
+    from . import chain_rounds, chains, rounds, simulator
     from .plan import make_plan
 
     if options.mutant:
@@ -50,7 +50,7 @@ def main() -> int:
         (False, False): simulator.run_seed,
         (True, False): rounds.run_round_seed,
         (False, True): chains.run_chain_seed,
-        (True, True): chains.run_chain_round_seed,
+        (True, True): chain_rounds.run_chain_round_seed,
     }[options.rounds, options.chains]
     found = simulator.first_failure(seeds, run)
     if found is None:

@@ -1,10 +1,17 @@
 """Thousands of seeded schedules; each failure names its seed and how to replay it."""
 
+import struct
+
 import pytest
 
+from shoal import _core
+
 from .bounded import run_bounded_seed
+from .chain_rounds import run_chain_bounded_seed, run_chain_round_seed
+from .chains import run_chain_seed
+from .nodes import TOKEN
 from .plan import BURST_EVERY, make_plan
-from .rounds import run_round_seed
+from .rounds import ADVANCE, ASK, OPEN, SYNC, run_round_seed
 from .simulator import LIVENESS_MS, Summary, run_seed
 
 SEEDS = 3000
@@ -45,6 +52,87 @@ def test_bounded_workers_are_bounded_under_many_more_schedules(bound: int) -> No
 def test_rounds_are_exact_under_many_more_schedules() -> None:
     for seed in range(300, 3000):
         run_round_seed(seed)
+
+
+def test_chains_are_exact() -> None:
+    runs = [run_chain_seed(seed) for seed in range(500)]
+    assert sum(kills for _, kills in runs) > 300
+    assert run_chain_seed(7) == runs[7]
+
+
+def test_rounds_over_chains_are_exact() -> None:
+    runs = [run_chain_round_seed(seed) for seed in range(300)]
+    assert sum(commits for commits, _ in runs) > 1500
+    assert run_chain_round_seed(7) == runs[7]
+
+
+def test_bounded_workers_are_bounded_over_chains() -> None:
+    for seed in range(150):
+        run_chain_bounded_seed(seed)
+
+
+@pytest.mark.slow
+def test_chains_are_exact_under_many_more_schedules() -> None:
+    for seed in range(500, 1500):
+        run_chain_seed(seed)
+        run_chain_round_seed(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block", range(10))
+def test_chains_are_exact_under_very_many_schedules(block: int) -> None:
+    for seed in range((block + 1) * 10_000, (block + 2) * 10_000):
+        run_chain_seed(seed)
+        run_chain_round_seed(seed)
+        run_chain_bounded_seed(seed)
+
+
+def _placement(version: int) -> _core.Placement:
+    address = _core.ServerAddress(0, "sim", 1)
+    return _core.Placement(version=version, weak=False, servers=[address], terms=[version], chains=[[0]])
+
+
+def test_whoever_is_let_go_on_learns_the_placement_first() -> None:
+    """Else it could read at a server that slept, was replaced, and does not know it."""
+    server = _core.protocol.Server(1, TOKEN, placed=False)
+    server.place(0, _placement(1))
+    workers = [_core.protocol.Client(who + 1, 1, 1, [0]) for who in range(2)]
+    sessions = [_core.protocol.Session(server) for _ in workers]
+    for worker, session in zip(workers, sessions, strict=True):
+        worker.set_placement(_placement(1))
+        [challenge], _ = session.feed(worker.hello())
+        session.feed(worker.proof(TOKEN, challenge))
+
+    def carry() -> None:
+        for worker, session in zip(workers, sessions, strict=True):
+            for frame in worker.outgoing(0):
+                for reply in session.feed(frame)[0]:
+                    worker.incoming(0, reply)
+        for number, reply in server.mail():
+            [at] = [i for i, session in enumerate(sessions) if session.number() == number]
+            workers[at].incoming(0, reply)
+
+    def ask(who: int, verb: int, number: int) -> int:
+        bounded = (2, 0, 1.0, 1, 0, 1.0, float("nan"), 0.0, 0)  # two workers, none ahead of the other
+        body = ASK.pack(verb, who, 0, 0, 0, number, 0, *bounded) + struct.pack("<Q", 0)
+        operation = workers[who].ask(SYNC, [0], body)
+        carry()
+        return operation
+
+    for who in range(2):
+        assert workers[who].done(ask(who, OPEN, 1))
+    early = ask(0, ADVANCE, 2)
+    assert not workers[0].done(early)  # the other is still at step 0
+    server.place(0, _placement(2))
+    workers[1].set_placement(_placement(2))
+    assert workers[1].done(ask(1, ADVANCE, 2))
+    assert not workers[0].done(early) and workers[0].homeless()
+    workers[0].send_homeless()
+    carry()
+    assert not workers[0].done(early)  # asked again, and refused: it has yet to learn
+    workers[0].set_placement(_placement(2))
+    carry()
+    assert workers[0].done(early) and workers[0].code(early) == 0
 
 
 @pytest.mark.soak

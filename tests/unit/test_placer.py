@@ -127,3 +127,42 @@ def test_terms_grow_with_every_change_and_no_copy_is_trusted_that_was_not_filled
             assert set(chain) <= whole[shard]
     carry_out(one, up)
     assert one.degraded() == 0 or len(up) <= replicas
+
+
+def test_whoever_answered_pulls_learns_first_that_it_does_no_more() -> None:
+    one = placer(3, 1)
+    chain = one.placed.chains[0]  # type: ignore[union-attr]
+    new = one.gone(chain[0])
+    assert new is not None
+    one.apply(new)
+    assert one.may_know(0) and one.may_know(1) and one.may_know(2)  # nobody alive has lost anything
+    [fill, *_] = one.plan({0, 1, 2} - {chain[0]})
+    filled = one.filled(fill.shard, fill.term, fill.target)
+    assert filled is not None
+    one.apply(filled)
+    assert one.may_know(fill.source) and not one.may_know(fill.target)
+    assert not one.knows(fill.source, one.version - 1) and not one.may_know(fill.target)
+    assert one.knows(fill.source, one.version) and one.may_know(fill.target)
+
+
+def test_a_dead_server_need_not_learn_anything() -> None:
+    one = placer(3, 1)
+    one.apply(one.joined())
+    [fill, *_] = one.plan({0, 1, 2, 3})
+    filled = one.filled(fill.shard, fill.term, fill.target)
+    assert filled is not None
+    one.apply(filled)
+    assert not one.may_know(fill.target)
+    for server in list(one.first_to_know):
+        placed = one.gone(server)
+        if placed is not None:
+            one.apply(placed)
+    assert one.may_know(fill.target)
+
+
+def test_a_shard_that_is_alone_is_copied_even_to_a_server_that_is_to_leave() -> None:
+    one = placer(2, 1)
+    new = one.gone(0)
+    assert new is not None
+    one.apply(new)
+    assert {fill.target for fill in one.plan({1, 2}, {2})} == {2}

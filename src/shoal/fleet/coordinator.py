@@ -39,7 +39,7 @@ from shoal.fleet.grants import Grants
 from shoal.fleet.leases import LEASE_S, Leases
 from shoal.fleet.placer import Placer
 from shoal.fleet.pulse import Beat, BeatKind
-from shoal.fleet.waiting import Waiting, Watching
+from shoal.fleet.waiting import Waiting, Watching, what_is_new
 from shoal.store import messages as m
 from shoal.store.catalogue import Catalogue
 
@@ -413,16 +413,8 @@ class Coordinator:
         self._tell_watchers(outcome, [one for one, said in news if said.placement or said.fills])
 
     def _news(self, request: m.WatchPlacement) -> m.PlacementNews:
-        server = request.server
-        if server is not None and not self._placer.may_know(server):
-            return m.PlacementNews(life=self._life)
-        orders = tuple(
-            m.FillOrder(number=fill.number, shard=fill.shard, term=fill.term, target=fill.target)
-            for fill in self._placer.fills.values()
-            if fill.source == server and fill.number not in request.filling
-        )
-        newer = self._placer.version > request.after
-        info = self._placement_info() if newer else None
+        tell, orders = what_is_new(request, self._placer)
+        info = self._placement_info() if tell else None
         return m.PlacementNews(placement=info, fills=orders, life=self._life)
 
     def _tell_watchers(self, outcome: Outcome, watching: list[Watching]) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.store.messages import WatchPlacement
+from shoal.fleet.placer import Placer
+from shoal.store.messages import FillOrder, WatchPlacement
 
-__all__ = ["Waiting", "Watching"]
+__all__ = ["Waiting", "Watching", "what_is_new"]
 
 
 @dataclass(frozen=True)
@@ -26,3 +27,16 @@ class Watching:
     peer: int
     request: WatchPlacement
     until: float
+
+
+def what_is_new(request: WatchPlacement, placer: Placer) -> tuple[bool, tuple[FillOrder, ...]]:
+    """Whether whoever asks is to be told of the placement, and what it is to do."""
+    server = request.server
+    if server is not None and not placer.may_know(server):
+        return False, ()
+    orders = (
+        FillOrder(number=fill.number, shard=fill.shard, term=fill.term, target=fill.target)
+        for fill in placer.fills.values()
+        if fill.source == server and fill.number not in request.filling
+    )
+    return placer.version > request.after, tuple(orders)

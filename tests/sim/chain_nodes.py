@@ -1,0 +1,214 @@
+"""Servers in chains, and clients that are told where shards have gone: drivers around the compiled code."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal import _core
+from shoal.fleet.placer import Fill
+
+from .ledger import Ledger, Read, Violation
+from .network import TO_CLIENT, TO_SERVER, Connection
+from .nodes import CHALLENGE, REFUSE, REPLY, TOKEN, WELCOME, SimulatedClient, SimulatedServer
+from .plan import Action, Plan
+
+if TYPE_CHECKING:
+    from .chains import ChainWorld
+
+UNAVAILABLE = 6  # of base/status.h
+HOMES_MS = 5.0
+REPLICATE = (25, 26, 27)  # of wire/frame.h
+
+
+class ChainLedger(Ledger):
+    """What is known to be applied, by the version of the placement that whoever asks must know to see it."""
+
+    def __init__(self, plan: Plan, server_of_shard: list[int]) -> None:
+        super().__init__(plan, server_of_shard)
+        self.zombies = any(action.kind == "sleep" for action in plan.actions)
+        self._floors = {0: self._floor}
+        self._shapes = [floor.shape for floor in self._floor]
+
+    def at(self, version: int) -> None:
+        """From here on it is spoken of under this version."""
+        version = version if self.zombies else 0
+        if version not in self._floors:
+            self._floors[version] = [np.zeros(shape, np.float32) for shape in self._shapes]
+        self._floor = self._floors[version]
+        self._version = version
+
+    def begin_read(self, table: int, keys: np.ndarray[Any, np.dtype[np.intp]]) -> Read:
+        known = [floors[table] for version, floors in self._floors.items() if version <= self._version]
+        return Read(table, keys, np.maximum.reduce(known)[keys])
+
+    def freeze(self, *_: object) -> None:
+        """Shards move: what a server has does not stand for what was pushed."""
+
+
+class ChainServer(SimulatedServer):
+    """A server with servers behind it: its chain's connections, and the fills that it makes."""
+
+    def __init__(self, world: ChainWorld, index: int) -> None:
+        super().__init__(world, index)
+        self._chains = world
+        self.store = _core.protocol.Server(world.plan.shards, TOKEN, placed=False)
+        self.index = index
+        self.dead = False
+        self.version = 0
+        self.links: dict[int, Connection] = {}
+        self._peers = 0  # that it knows of
+        self._greeted: set[int] = set()
+        self._fills: list[tuple[Fill, _core.protocol.Fill]] = []
+        self._held_back: dict[int, list[bytes]] = {}  # by peer
+        self._rng = random.Random(f"server {index} {world.plan.seed}")
+
+    def learn(self) -> None:
+        news = self._chains.coordinator.news_for(self.index)
+        if self.dead or news.version <= self.version:
+            return
+        self.version = news.version
+        self._peers = news.servers
+        self.store.place(self.index, news.placement)
+        for peer in range(self._peers):
+            if peer not in news.up:
+                self.store.gone(peer)
+        self._chains.coordinator.knows(self.index, self.version)
+        self.after()
+
+    def begin(self, fill: Fill) -> None:
+        if not self.dead:
+            self._fills.append((fill, _core.protocol.Fill(self.store, fill.shard, fill.target, fill.term)))
+            self.after()
+
+    def on_frame(self, connection: Connection, frame: bytes) -> None:
+        if not self.dead:
+            super().on_frame(connection, frame)
+            self.after()
+
+    def _welcomed(self, connection: Connection) -> None:
+        """Clients are not judged by what single servers have."""
+
+    def on_chain_frame(self, connection: Connection, frame: bytes) -> None:
+        peer = connection.server
+        if self.dead or self.links.get(peer) is not connection:
+            return
+        kind, _, _, _ = _core.protocol.head(frame)
+        if kind == REPLY:
+            self.store.incoming(peer, frame)
+        elif kind == CHALLENGE:
+            self._chains.network.send(connection, TO_SERVER, self.store.proof(TOKEN, frame))
+        elif kind == WELCOME:
+            self._greeted.add(peer)
+        elif kind == REFUSE:
+            raise Violation(f"server {peer} refuses server {self.index}")
+        self.after()
+
+    def on_loss(self, connection: Connection) -> None:
+        if not self.dead and self.links.get(connection.server) is connection:
+            del self.links[connection.server]
+            self._greeted.discard(connection.server)
+            self._held_back.pop(connection.server, None)
+            self.store.lost(connection.server)
+            self.after()
+
+    def after(self) -> None:
+        """Whatever happened here may have made something ready."""
+        for fill, making in list(self._fills):
+            code = making.step()
+            if code != UNAVAILABLE:
+                self._fills.remove((fill, making))
+                self._chains.coordinator.hear(fill, code)
+        for number, reply in self.store.mail():
+            self._chains.network.send(self._sessions[number], TO_CLIENT, reply)
+        for peer in range(self._peers):
+            if self.dead or peer == self.index or not self.store.has_open(peer):
+                continue
+            link = self.links.get(peer)
+            if link is None:
+                link = self.links[peer] = Connection(-1 - self.index, 1, peer, stream=True)
+                self._chains.network.send(link, TO_SERVER, self.store.hello())
+                if self._chains.servers[peer].dead:
+                    self._chains.lose(link)
+            elif peer in self._greeted:
+                for frame in self._out_of_turn(peer, self.store.outgoing(peer)):
+                    self._chains.network.send(link, TO_SERVER, frame)
+
+    def _out_of_turn(self, peer: int, frames: list[bytes]) -> list[bytes]:
+        """Threads of a server send entries of the log as each is done, not in the log's order."""
+        frames = self._held_back.pop(peer, []) + frames
+        entries = [frame for frame in frames if _core.protocol.head(frame)[0] in REPLICATE]
+        if not frames or len(entries) < len(frames) or self._rng.random() < 0.5:
+            return frames
+        self._rng.shuffle(frames)
+        self._held_back[peer] = frames[:1]
+        self._chains.later(self, self._rng.uniform(0, 3), self.after)
+        return frames[1:]
+
+    def end(self) -> None:
+        """Killed. Nobody has seen it yet but those who are connected."""
+        self.dead = True
+        for link in self.links.values():
+            self._chains.network.cut(link)
+        for client in self._chains.clients:
+            if (link := client.link(self.index)) is not None:
+                self._chains.lose(link)
+        for server in self._chains.servers:
+            if self.index in server.links:
+                self._chains.lose(server.links[self.index])
+
+
+class ChainClient(SimulatedClient):
+    """A client that is told where shards have gone."""
+
+    def __init__(self, world: ChainWorld, who: int) -> None:
+        self._chains = world
+        self.version = 0
+        self._ticking = False
+        super().__init__(world, who)
+
+    def start(self) -> None:
+        self.version = 0
+        super().start()
+        self.learn()
+
+    def learn(self) -> None:
+        news = self._chains.coordinator.news_for(None)
+        if self.down or news.version <= self.version:
+            return
+        self.version, self.news = news.version, news
+        self._machine.set_placement(news.placement)
+        while len(self._links) < news.servers:
+            self._links.append(None)
+            self._greeted.append(False)
+            self._heard.append(True)
+            self._dial(len(self._links) - 1)
+            self._arm(len(self._links) - 1, self.incarnation)
+        self._settle(0)
+        self._pump()
+
+    def link(self, server: int) -> Connection | None:
+        return None if server >= len(self._links) else super().link(server)
+
+    def _pump(self) -> None:
+        super()._pump()
+        if self._machine.homeless() and not self._ticking:
+            self._ticking = True
+            self._chains.later(self, HOMES_MS, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        if not self.down:
+            self._machine.send_homeless()
+            self._pump()
+
+    def _begin(self, action: Action) -> bool:
+        self._chains.chain_ledger.at(self.version)
+        return super()._begin(action)
+
+    def _settle(self, seq: int) -> None:
+        # What is acknowledged or read now may have been done under the newest placement that there is.
+        self._chains.chain_ledger.at(self._chains.coordinator.placer.version)
+        super()._settle(seq)

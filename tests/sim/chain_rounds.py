@@ -1,0 +1,108 @@
+"""Rounds, and bounded workers, whose servers die, sleep, come and go."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tests.train.history import History, UnboundedError, check
+
+from .bounded import BoundedClient, make_bounded_plan
+from .chain_nodes import HOMES_MS, ChainClient
+from .chains import ChainWorld, make_chain_plan
+from .ledger import Violation
+from .rounds import Judge, RoundClient, RoundPlan, RoundWorld, make_round_plan
+
+
+class ChainRoundClient(RoundClient, ChainClient):
+    """A worker whose servers come and go."""
+
+    def sync_server(self) -> int:
+        return self.news.sync
+
+    def everywhere(self) -> list[int]:
+        return sorted(self.news.up)
+
+    def _ask_again(self) -> None:
+        incarnation = self.incarnation
+
+        def again() -> None:
+            if not self.down and self.incarnation == incarnation:
+                self._carry()
+                self._pump()
+
+        self._chains.later(self, HOMES_MS, again)
+
+    def _settle(self, seq: int) -> None:
+        RoundClient._settle(self, seq)
+
+
+class ChainRoundWorld(ChainWorld, RoundWorld):
+    """Rounds over chains."""
+
+    def __init__(self, shape: RoundPlan) -> None:
+        self.shape = shape
+        self.judged = Judge()
+        ChainWorld.__init__(self, shape.plan)
+
+    def _client(self, who: int) -> ChainRoundClient:
+        return ChainRoundClient(self, who)
+
+    def _compare_copies(self) -> None:
+        super()._compare_copies()
+        head, *copies = self.coordinator.chain(0)
+        for copy_ in copies:
+            if self.servers[head].store.sync_image() != self.servers[copy_].store.sync_image():
+                raise Violation(f"the sync shards of servers {head} and {copy_} differ")
+
+
+def _faults(plan: Plan, left_out: tuple[str, ...]) -> tuple[Action, ...]:
+    """Those that strike while there is work: a few steps are soon over."""
+    return tuple(a._replace(at=a.at / 5) for a in plan.actions if a.kind not in (*left_out, "push", "pull"))
+
+
+def make_chain_round_plan(seed: int) -> RoundPlan:
+    plan, rounds = make_chain_plan(seed), make_round_plan(seed)
+    plan = dataclasses.replace(plan, actions=_faults(plan, ()), columns=rounds.plan.columns)
+    return dataclasses.replace(rounds, plan=plan)
+
+
+def run_chain_round_seed(seed: int) -> tuple[int, int]:
+    try:
+        return ChainRoundWorld(make_chain_round_plan(seed)).run_rounds()
+    except Violation as violation:
+        raise Violation(f"rounds over chains of seed {seed}: {violation}") from None
+
+
+class ChainBoundedClient(BoundedClient, ChainRoundClient):
+    """A worker that may be ahead of the slowest by so much, and whose servers come and go."""
+
+
+class ChainBoundedWorld(ChainRoundWorld):
+    """`ssp` over chains."""
+
+    def __init__(self, shape: RoundPlan) -> None:
+        self.history = History(shape.plan.clients)
+        super().__init__(shape)
+
+    def _client(self, who: int) -> ChainBoundedClient:
+        return ChainBoundedClient(self, who)  # type: ignore[arg-type]
+
+
+def run_chain_bounded_seed(seed: int, bound: int = 0) -> int:
+    """The largest lead of any worker; raises Violation."""
+    shape, plan = make_bounded_plan(seed, bound), make_chain_plan(seed)
+    faults = _faults(plan, ("crash", "cut", "mute", "pause_client"))
+    plan = dataclasses.replace(
+        plan,
+        actions=faults,
+        clients=shape.plan.clients,
+        columns=shape.plan.columns,
+        stream=True,  # a question that is asked anew all the time is not what is looked at here
+    )
+    world = ChainBoundedWorld(dataclasses.replace(shape, plan=plan))
+    try:
+        world.play()
+        check(world.history, bound)
+    except (Violation, UnboundedError) as violation:
+        raise Violation(f"ssp:{bound} over chains of seed {seed}: {violation}") from None
+    return world.history.largest_lead()
