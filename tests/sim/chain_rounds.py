@@ -10,6 +10,7 @@ from .bounded import BoundedClient, make_bounded_plan
 from .chain_nodes import HOMES_MS, ChainClient
 from .chains import ChainWorld, make_chain_plan
 from .ledger import Violation
+from .plan import Action, Plan
 from .rounds import Judge, RoundClient, RoundPlan, RoundWorld, make_round_plan
 
 

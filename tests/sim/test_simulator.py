@@ -126,13 +126,15 @@ def test_whoever_is_let_go_on_learns_the_placement_first() -> None:
     server.place(0, _placement(2))
     workers[1].set_placement(_placement(2))
     assert workers[1].done(ask(1, ADVANCE, 2))
-    assert not workers[0].done(early) and workers[0].homeless()
+    assert not workers[0].done(early)
+    assert workers[0].homeless()
     workers[0].send_homeless()
     carry()
     assert not workers[0].done(early)  # asked again, and refused: it has yet to learn
     workers[0].set_placement(_placement(2))
     carry()
-    assert workers[0].done(early) and workers[0].code(early) == 0
+    assert workers[0].done(early)
+    assert workers[0].code(early) == 0
 
 
 @pytest.mark.soak
