@@ -79,6 +79,7 @@ nb::class_<PyServer> bind_server(nb::module_& m) {
             if (!status.ok()) raise(status);
           },
           "shard"_a, "target"_a, "term"_a, "timeout_s"_a)
+      .def_prop_ro("diverged", [](const PyServer& self) { return self.server->state().diverged.load(); })
       .def_prop_ro("port", [](const PyServer& self) { return self.server->port(); })
       .def("counters", &counters)
       .def("stop", [](PyServer& self) { without_gil([&] { self.server->stop(); }); });

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "base/log.h"
 #include "base/mutants.h"
 #include "serve/session.h"
 
@@ -141,6 +142,10 @@ Status Session::try_entries(const FrameView& frame, const Groups& groups, std::v
 
 void Session::finish_entries(const FrameView& frame, const Groups& groups, std::span<const Ack> acks,
                              const Status& status) {
+  if (!status.ok() && status.code() != Code::moved && frame.header.kind != static_cast<uint16_t>(Kind::image)) {
+    log_line("server", "this copy cannot follow: " + status.message());
+    server_.diverged = true;
+  }
   std::vector<Part> fresh;
   std::vector<Part> had;  // what is here, whatever was refused of the rest
   for (size_t g = 0; g < groups.size(); ++g) {

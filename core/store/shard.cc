@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cassert>
 #include <cmath>
 
@@ -286,6 +287,8 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
       return ack;
     }
   }
+  // A copy may be asked for it after its head is gone, by a worker that carries the same commit elsewhere.
+  if (commit.clip > 0.0f) note_norm(commit, sums);
   if (!sums.empty()) ack.version = ++version_;
   const uint64_t step = commit.entries.empty() ? 0 : commit.entries.back().step;
   for (Staging::Sum& sum : sums) {
@@ -303,18 +306,23 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
 double Shard::norm(const Commit& commit) {
   const std::lock_guard lock(mutex_);
   if (!place_.head) return 0.0;
-  if (commit.seq == normed_) return norm_;
-  if (commit.seq <= committed_) return NAN;
+  if (commit.seq != normed_ && commit.seq <= committed_) return NAN;
+  if (commit.seq != normed_) note_norm(commit, staging_.sums(commit, version_ + 1));
+  return norm_;
+}
+
+void Shard::note_norm(const Commit& commit, std::span<const Staging::Sum> sums) {
+  if (commit.seq == normed_) return;
   constexpr size_t kLanes = 16;  // a fixed tree: the same bits on every kind of CPU
   std::array<double, kLanes> lanes{};
-  for (const Staging::Sum& sum : staging_.sums(commit, version_ + 1)) {
+  for (const Staging::Sum& sum : sums) {
     const size_t floats = sum.keys.size() * sum.stride;
     for (size_t i = 0; i < floats; ++i) lanes[i % kLanes] += double{sum.rows[i]} * double{sum.rows[i]};
   }
   for (size_t half = kLanes / 2; half > 0; half /= 2)
     for (size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   normed_ = commit.seq;
-  return norm_ = lanes[0];
+  norm_ = lanes[0];
 }
 
 Ack Shard::pull(const PullPart& part, const PullTarget& target) {
@@ -391,9 +399,9 @@ Shard::ImageHead Shard::begin_image() {
     imaged_.push_back(id);
   }
   ImageHead head{.id = ++image_, .entry = entries_, .bytes = {}};
-  const uint64_t numbers[] = {entries_,         version_,       committed_,
-                              staleness_.count, staleness_.sum, staleness_.max};
-  pack(head.bytes, numbers, 6);
+  const uint64_t numbers[] = {entries_,       version_,       committed_, staleness_.count,
+                              staleness_.sum, staleness_.max, normed_,    std::bit_cast<uint64_t>(norm_)};
+  pack(head.bytes, numbers, 8);
   (SHOAL_MUTANT(image_without_records) ? Dedupe{} : dedupe_).encode(head.bytes);
   staging_.encode(head.bytes);
   return head;
@@ -429,13 +437,15 @@ void Shard::end_image(uint64_t id) {
 
 Status Shard::restore(std::span<const std::byte> head) {
   const std::lock_guard lock(mutex_);
-  std::array<uint64_t, 6> numbers{};
+  std::array<uint64_t, 8> numbers{};
   if (!unpack(head, numbers) || !dedupe_.decode(head) || !staging_.decode(head) || !head.empty())
     return {Code::refused, "this is not the head of a shard's image"};
   entries_ = numbers[0];
   version_ = numbers[1];
   committed_ = numbers[2];
   staleness_ = {numbers[3], numbers[4], numbers[5]};
+  normed_ = numbers[6];
+  norm_ = std::bit_cast<double>(numbers[7]);
   return {};
 }
 

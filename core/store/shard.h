@@ -147,6 +147,7 @@ class Shard {
   Status check(const PushPart& part);
   bool prepare(const PushPart& part, bool only_part);
   bool apply(const PushPart& part, uint64_t version, uint64_t step);
+  void note_norm(const Commit& commit, std::span<const Staging::Sum> sums);
   bool apply(const Staging::Sum& sum, uint64_t step);
   Entry* find(uint32_t table);
   Status unknown(uint32_t table) const;

@@ -184,7 +184,7 @@ class ChainWorld(World):
 
 def _parse_head(head: bytes) -> tuple[tuple[int, ...], dict[tuple[int, int], bytes]]:
     """Of a shard's image: entries, version, commits, staleness; by (client, incarnation) what it applied."""
-    at, records = 48, {}
+    at, records = 64, {}
     (clients,) = struct.unpack_from("<Q", head, at)
     at += 8
     for _ in range(clients):

@@ -51,6 +51,11 @@ class ChainDuty:
         version = 0
         pause = threading.Event()
         while True:
+            if self._server.diverged:
+                # The copies of others are whole: they go on without this one once it is gone.
+                _log.error("this server ends: it could not follow the one before it in a chain")
+                os.write(self._ended, b".")
+                return
             request = WatchPlacement(
                 after=version,
                 wait_s=_WAIT_S,
