@@ -81,7 +81,7 @@ class ServerState {
   SyncDesk sync;
   Chain chain;
   std::atomic<uint32_t> placement{0};  // the version that was learnt
-  std::atomic<bool> diverged{false};   // it could not apply what the server before it has applied: to be ended
+  std::atomic<bool> diverged{false};  // it could not apply what the server before it has applied: to be ended
   const std::vector<std::byte> token;
   ReplyBuffers reply_buffers{kReplyBuffersKept};
 

@@ -142,7 +142,8 @@ Status Session::try_entries(const FrameView& frame, const Groups& groups, std::v
 
 void Session::finish_entries(const FrameView& frame, const Groups& groups, std::span<const Ack> acks,
                              const Status& status) {
-  if (!status.ok() && status.code() != Code::moved && frame.header.kind != static_cast<uint16_t>(Kind::image)) {
+  if (!status.ok() && status.code() != Code::moved &&
+      frame.header.kind != static_cast<uint16_t>(Kind::image)) {
     log_line("server", "this copy cannot follow: " + status.message());
     server_.diverged = true;
   }
