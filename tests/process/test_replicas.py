@@ -17,8 +17,7 @@ import shoal
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import GetStatus, StatusInfo
 
-# Soaks until the known holes of docs/failure.md are closed.
-pytestmark = [pytest.mark.process, pytest.mark.soak]
+pytestmark = pytest.mark.process
 KEYS = np.arange(400)
 SGD = shoal.optim.SGD(lr=1.0)
 DEADLINE_S = 30.0
