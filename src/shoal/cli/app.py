@@ -281,11 +281,16 @@ def stop(job: _JobArgument = None) -> None:
 
 @app.command()
 def scale(
-    workers: Annotated[int, typer.Option(help="Worker processes from now on.")],
     job: _JobArgument = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes from now on.", show_default=False)
+    ] = None,
+    servers: Annotated[
+        int | None, typer.Option(help="Server processes from now on.", show_default=False)
+    ] = None,
 ) -> None:
-    """Change the number of workers of a job that runs."""
-    job_scale.scale(job, workers)
+    """Change the number of workers or servers of a job that runs."""
+    job_scale.scale(job, workers=workers, servers=servers)
 
 
 @app.command()

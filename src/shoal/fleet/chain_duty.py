@@ -39,6 +39,7 @@ class ChainDuty:
     ) -> None:
         self._server = server
         self._control = control
+        self._reports = control.another()  # the watching one is mostly busy with waiting
         self._registration = registration
         self.life = admitted.life
         self._index = admitted.index
@@ -93,7 +94,7 @@ class ChainDuty:
             _log.warning("filling server %d with shard %d: %s", order.target, order.shard, error)
         done = Filled(shard=order.shard, term=order.term, target=order.target, error=error)
         try:
-            self._control.ask(done, Done, _ASK_S)
+            self._reports.ask(done, Done, _ASK_S)
         except ShoalError as failure:  # planned again by a coordinator that comes back
             _log.warning("shard %d: %s", order.shard, failure)
         finally:
