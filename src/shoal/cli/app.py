@@ -97,6 +97,13 @@ def run(
             show_default=False,
         ),
     ] = "",
+    autoscale: Annotated[
+        str,
+        typer.Option(
+            help="2:8: say which number of workers would be fastest; 2:8,apply: go there; every=30s.",
+            show_default=False,
+        ),
+    ] = "",
     name: Annotated[str | None, typer.Option(help="The job's name.", show_default=False)] = None,
     directory: Annotated[
         Path | None, typer.Option(help="The job's directory: logs, progress.", show_default=False)
@@ -132,6 +139,7 @@ def run(
         straggler=straggler,
         max_restarts=max_restarts,
         on_trouble=on_trouble,
+        autoscale=autoscale,
         name=name,
         directory=directory,
         timeout_s=timeout,

@@ -29,6 +29,7 @@ from shoal.checkpoint.client import check_writable
 from shoal.errors import BadInput, ShoalError
 from shoal.fleet.local import LocalCluster
 from shoal.launch import guardian
+from shoal.launch.autoscale import Autoscaler
 from shoal.launch.board import Board
 from shoal.launch.guardian_process import GuardianProcess
 from shoal.launch.health import POLICIES, HealthWatch, Trouble, parse_policies
@@ -135,6 +136,7 @@ class _Job:
         self._evicted: set[int] = set()  # that have not ended yet
         self._stopped_at: dict[int, float] = {}
         self._leaving: dict[int, float] = {}  # until when
+        self._autoscaler = Autoscaler.of(options.autoscale, options.sync) if options.autoscale else None
         self._asked: dict[str, int] = {}  # numbers of workers and servers to go on with
         # Whatever happens below: no worker outlives this.
         stack.callback(self._kill_all)
@@ -149,7 +151,7 @@ class _Job:
             self._options.replicas,
             logs,
             watch=self._watch_process,
-            say=self._cluster_event,
+            say=self._report,
         )
         if self._options.checkpoint is not None:
             log = logs / "checkpoint.log"
@@ -176,13 +178,12 @@ class _Job:
         )
         for rank in range(self._options.workers):
             self._start_worker(rank)
-        sizes = {"workers": self._options.workers, "servers": self._options.servers}
         self._record = msgspec.structs.replace(
             self._record,
             state="running",
             address=self._cluster.address,
             token_file=str(self._cluster.token_file),
-            sizes=sizes,
+            sizes={"workers": self._options.workers, "servers": self._options.servers},
             **self._fleet.record,
         )
         self._record.write()
@@ -214,11 +215,6 @@ class _Job:
         )
         self._join_until = time.monotonic() + self._options.join_timeout_s
         self._warned = False
-
-    def _cluster_event(self, text: str) -> None:
-        self._record = msgspec.structs.replace(self._record, **self._fleet.record)
-        self._event(text)
-        self._write_record()
 
     def _watch_process(self, pid: int, then: Callable[[], None]) -> None:
         descriptor = os.pidfd_open(pid)
@@ -297,6 +293,12 @@ class _Job:
         self._record = self._record.with_event(text)
         self._screen.note(text, "yellow")
 
+    def _report(self, text: str) -> None:
+        """An event that is in the record at once, with the cluster as it is now."""
+        self._record = msgspec.structs.replace(self._record, **self._fleet.record)
+        self._event(text)
+        self._write_record()
+
     def _write_record(self) -> None:
         with suppress(OSError):
             self._record.write()
@@ -312,6 +314,8 @@ class _Job:
         self._look_for_stopped(now)
         for trouble, policy in self._health.look(self._board, time.time()):
             self._troubled(trouble, policy)
+        if self._autoscaler is not None:
+            self._autoscale(self._autoscaler, now)
         self._asked |= self._record.asked_sizes()
         if self._asked and self._verdict.ending is None:
             role, size = self._asked.popitem()
@@ -327,6 +331,13 @@ class _Job:
 
     # Other numbers of workers and servers.
 
+    def _autoscale(self, scaler: Autoscaler, now: float) -> None:
+        if news := scaler.look(self._board, self._options.workers, self._options.servers, now):
+            text, workers = news
+            self._report(text)
+            if workers is not None:
+                self._asked.setdefault("workers", workers)
+
     def _scale(self, workers: int) -> None:
         before = self._options.workers
         try:
@@ -335,8 +346,7 @@ class _Job:
                 spec = parse(options.sync).core_spec(workers)
                 Rounds(client, 0, workers).open(**spec, resize=True)
         except ShoalError as error:
-            self._event(f"cannot go on with {workers} workers: {error}")
-            self._write_record()
+            self._report(f"cannot go on with {workers} workers: {error}")
             return
         self._options = options
         self._event(self._scaled("workers", workers))
@@ -359,10 +369,10 @@ class _Job:
                 self._asked.setdefault("servers", servers)  # one more at the next tick
                 return
         except ShoalError as error:
-            self._cluster_event(f"cannot go on with {servers} servers: {error}")
+            self._report(f"cannot go on with {servers} servers: {error}")
             return
         self._options = options
-        self._cluster_event(self._scaled("servers", servers))
+        self._report(self._scaled("servers", servers))
 
     def _scaled(self, role: str, size: int) -> str:
         before = self._record.sizes[role]
