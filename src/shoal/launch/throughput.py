@@ -77,7 +77,7 @@ def nnls(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
     The solution is the plain least-squares one of the columns that it uses. There are few columns, so all
     choices of them are tried.
 
-    >>> nnls(np.array([[1.0, 1.0], [1.0, 2.0]]), np.array([2.0, 1.0])).tolist()
+    >>> nnls(np.array([[1.0, 1.0], [1.0, 2.0]]), np.array([2.0, 1.0])).round(6).tolist()
     [1.5, 0.0]
     """
     columns = rows.shape[1]
