@@ -25,6 +25,7 @@ __all__ = [
     "Environment",
     "ServerOptions",
     "check_count",
+    "check_duration",
     "check_lane",
     "check_name",
     "check_timeout",
@@ -57,6 +58,14 @@ def check_count(name: str, value: Any, low: int, high: int, why: str = "") -> in
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
         raise BadInput(f"{name} is {value!r}; allowed: a whole number from {low} to {high}{why}")
     return int(value)
+
+
+def check_duration(name: str, text: str) -> float:
+    """Seconds of a text as 30s, 5m or 1h."""
+    number, unit = text[:-1], {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    if unit is None or not number.replace(".", "", 1).isdecimal() or float(number) <= 0:
+        raise BadInput(f"{name} is {text!r}; allowed: a number above 0 and s, m or h, as in 30s or 5m")
+    return float(number) * unit
 
 
 def check_name(what: str, name: str) -> str:

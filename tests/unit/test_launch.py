@@ -4,9 +4,11 @@ import io
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.cli import run_command
+from shoal.cli.job_scale import scale
 from shoal.errors import BadInput
 from shoal.launch import records
 from shoal.launch.lines import LINE_BYTES_MAX, LineSplitter, StderrTail
@@ -222,3 +224,31 @@ def test_a_log_has_a_maximum(tmp_path: Path) -> None:
     log.close()
     lines = io.BytesIO((tmp_path / "log").read_bytes()).readlines()
     assert lines == [b"12345678\n", b"[shoal] this log has reached its maximum; what follows is not in it\n"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({}, "how many"),
+        ({"servers": 0}, "servers is 0; allowed: a whole number from 1 to 64, the number of shards"),
+        ({"servers": 65}, "servers is 65; allowed: a whole number from 1 to 64, the number of shards"),
+        (
+            {"servers": 1},
+            "servers is 1; allowed: a whole number from 2 to 64, the number of shards; 1 replica",
+        ),
+        ({"workers": 0, "servers": 2}, "workers is 0; allowed: a whole number from 1 to 4096"),
+        ({"workers": 2}, "sync gossip, whose workers exchange models among themselves"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], message: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    options = JobOptions(command=(SCRIPT,), name="job", servers=2, replicas=1, sync="gossip")
+    record = make_job_directory(options)
+    with pytest.raises(BadInput, match="job job is starting; only a running one"):
+        scale("job", workers=None, servers=2)
+    msgspec.structs.replace(record, state="running", sizes={"workers": 2, "servers": 2}).write()
+    with pytest.raises(BadInput, match=message):
+        scale("job", **{"workers": None, "servers": None, **sizes})
+    assert record.asked_sizes() == {}

@@ -97,6 +97,13 @@ def run(
             show_default=False,
         ),
     ] = "",
+    autoscale: Annotated[
+        str,
+        typer.Option(
+            help="2:8: say which number of workers would be fastest; 2:8,apply: go there; every=30s.",
+            show_default=False,
+        ),
+    ] = "",
     name: Annotated[str | None, typer.Option(help="The job's name.", show_default=False)] = None,
     directory: Annotated[
         Path | None, typer.Option(help="The job's directory: logs, progress.", show_default=False)
@@ -132,6 +139,7 @@ def run(
         straggler=straggler,
         max_restarts=max_restarts,
         on_trouble=on_trouble,
+        autoscale=autoscale,
         name=name,
         directory=directory,
         timeout_s=timeout,
@@ -281,11 +289,16 @@ def stop(job: _JobArgument = None) -> None:
 
 @app.command()
 def scale(
-    workers: Annotated[int, typer.Option(help="Worker processes from now on.")],
     job: _JobArgument = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes from now on.", show_default=False)
+    ] = None,
+    servers: Annotated[
+        int | None, typer.Option(help="Server processes from now on.", show_default=False)
+    ] = None,
 ) -> None:
-    """Change the number of workers of a job that runs."""
-    job_scale.scale(job, workers)
+    """Change the number of workers or servers of a job that runs."""
+    job_scale.scale(job, workers=workers, servers=servers)
 
 
 @app.command()

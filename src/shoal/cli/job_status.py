@@ -22,8 +22,10 @@ from shoal.train.progress import DataUse
 
 __all__ = ["collect", "is_cluster", "show"]
 
-# What a worker says of itself, and the heads of its columns.
-_SAID = {name: name for name in ("clock", "samples", "loss", "staleness")} | {"waiting_for": "waits for"}
+# How many shards a server has, what a worker says of itself, and the heads of their columns.
+_SAID = {name: name for name in ("shards", "clock", "samples", "loss", "staleness")} | {
+    "waiting_for": "waits for"
+}
 
 
 def is_cluster(target: str | None, token_file: Path | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,15 @@ from shoal.errors import BadInput, Internal, ShoalError, Timeout, Unavailable
 from shoal.store.catalogue import TableEntry
 from shoal.store.connect import connect
 from shoal.store.control import Address, ControlClient
-from shoal.store.messages import GetStatus, ListTables, NotLeader, StatusInfo, TablePage
+from shoal.store.messages import (
+    GetStatus,
+    ListTables,
+    NotLeader,
+    PlacementNews,
+    StatusInfo,
+    TablePage,
+    WatchPlacement,
+)
 
 __all__ = ["WIDTH", "collect", "print_tables", "show"]
 
@@ -50,6 +59,7 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
     """What is known, as plain data. Rows are None where the servers could not be asked."""
     with closing(ControlClient(address, token)) as control:
         status = control.ask(GetStatus(), StatusInfo, timeout_s, _PATIENCE_S)
+        news = control.ask(WatchPlacement(after=0, wait_s=0.0), PlacementNews, timeout_s)
         entries: list[TableEntry] = []
         more = status.tables > 0
         while more:
@@ -58,11 +68,12 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
             entries += page.entries
             more = page.more
     entries = [entry for entry in entries if not entry.name.startswith(_OWN)]
+    shards = Counter(i for chain in news.placement.chains for i in chain) if news.placement else Counter()
     processes = [_coordinator(index, one, token, status.pid) for index, one in enumerate(address.all)]
     for server in status.servers:
         where = f"{server.host}:{server.port}"
         row = {"role": "server", "index": server.index, "pid": server.pid, "address": where}
-        processes.append({**row, "state": server.state})
+        processes.append({**row, "state": server.state, "shards": shards[server.index]})
     processes += [
         {"role": "server", "index": index, "pid": None, "address": None, "state": "awaited"}
         for index in status.waiting_for
@@ -132,12 +143,12 @@ def _rows(
 
 def _print(report: dict[str, Any], console: Console) -> None:
     console.print(f"[bold]{report['address']}[/] is {report['state']}, {report['shards']} shards")
-    processes = Table("role", "index", "pid", "address", "state", box=None, pad_edge=False)
+    processes = Table("role", "index", "pid", "address", "state", "shards", box=None, pad_edge=False)
     for process in report["processes"]:
         state = process["state"]
         colour = "green" if state in ("up", "standby") else "red"
         cells = [str("" if process[key] is None else process[key]) for key in ("index", "pid", "address")]
-        processes.add_row(process["role"], *cells, f"[{colour}]{state}[/]")
+        processes.add_row(process["role"], *cells, f"[{colour}]{state}[/]", str(process.get("shards", "")))
     console.print(processes)
     if report["tables"]:
         console.print()

@@ -137,7 +137,7 @@ class LocalCluster:
         try:
             children.extend(self._start_server(index) for index in range(servers))
             starting = [*self._coordinators.children, *children]
-            self.servers: Sequence[ServerHandle] = self._await_ready(starting, servers, _START_S)
+            self.servers: Sequence[ServerHandle] = self._await_ready(starting, children)
         except BaseException:
             self._close()
             raise
@@ -168,10 +168,10 @@ class LocalCluster:
     def add_server(self) -> ServerHandle:
         """Start one more server. It gets its part of the shards while everything goes on."""
         self._check_open()
-        index = len(self.servers)
-        self._children.append(self._start_server(index))
-        self.servers = self._await_ready(self._children[-1:], index + 1, _START_S)
-        return self.servers[index]
+        new = self._start_server(len(self._children))
+        self._children.append(new)
+        self.servers = self._await_ready([new], [new])
+        return next(server for server in self.servers if server.pid == new.process.pid)
 
     def evict_server(self, index: int, why: str) -> None:
         """Go on without that server at once, not when it is missed; Unavailable: it alone has rows."""
@@ -183,18 +183,22 @@ class LocalCluster:
 
     def remove_server(self, index: int, timeout: float = 60.0) -> None:
         """Move the shards of that server to the others, and end it; returns when it has ended."""
-        self._check_open()
-        if not any(server.index == index and server.alive for server in self.servers):
-            up = [server.index for server in self.servers if server.alive]
-            raise BadInput(f"server {index!r} is not one of those that are up, {up}")
-        process = self._children[index].process
-        self._order(RemoveServer(index=index), check_timeout(timeout))
+        server = self.begin_removal(index, check_timeout(timeout))
         try:
-            process.wait(timeout)
+            server._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise Timeout(
                 f"server {index} still holds shards after {timeout:g} s; it goes on leaving"
             ) from None
+
+    def begin_removal(self, index: int, timeout: float = _START_S) -> ServerHandle:
+        """Have a server leave: its shards move to the others, and then it ends by itself."""
+        self._check_open()
+        up = {server.index: server for server in self.servers if server.alive}
+        if index not in up:
+            raise BadInput(f"server {index!r} is not one of those that are up, {list(up)}")
+        self._order(RemoveServer(index=index), timeout)
+        return up[index]
 
     def close(self) -> None:
         """Stop and reap all processes. Twice is harmless."""
@@ -227,23 +231,26 @@ class LocalCluster:
         arguments += ["--unix-directory", str(self.directory)]
         return start_child(self.directory, f"server {index}", "server", arguments)
 
-    def _await_ready(
-        self, starting: Sequence[Child], servers: int, timeout_s: float
-    ) -> tuple[ServerHandle, ...]:
-        end = time.monotonic() + check_timeout(timeout_s)
+    def _await_ready(self, starting: Sequence[Child], servers: Sequence[Child]) -> tuple[ServerHandle, ...]:
+        """Wait until these servers have joined; gives all of this parent's that have."""
+        end = time.monotonic() + _START_S
         with closing(ControlClient(self._local, self.token)) as control:
             while True:
                 status = self._status(control, starting)
-                if status is not None and len(status.servers) == servers:
+                joined = {} if status is None else {info.pid: info for info in status.servers}
+                missing = [child.role for child in servers if child.process.pid not in joined]
+                if not missing:
                     break
                 self.look_after_coordinators()
                 if time.monotonic() > end:
-                    missing = "the coordinator" if status is None else f"servers {list(status.waiting_for)}"
-                    raise Timeout(f"the cluster did not start within {timeout_s:g} s: waited for {missing}")
+                    who = "the coordinator" if status is None else ", ".join(missing)
+                    raise Timeout(f"the cluster did not start within {_START_S:g} s: waited for {who}")
                 time.sleep(_POLL_S)
+        processes = {child.process.pid: child.process for child in self._children}
         return tuple(
-            ServerHandle(info.index, info.pid, f"{info.host}:{info.port}", child.process)
-            for info, child in zip(status.servers, self._children, strict=True)
+            ServerHandle(info.index, pid, f"{info.host}:{info.port}", processes[pid])
+            for pid, info in joined.items()
+            if pid in processes
         )
 
     def _status(self, control: ControlClient, starting: Sequence[Child]) -> StatusInfo | None:

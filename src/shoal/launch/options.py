@@ -8,8 +8,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from shoal.config import CoordinatorOptions, check_count, check_timeout
+from shoal.config import CoordinatorOptions, check_count, check_duration, check_timeout
 from shoal.errors import BadInput
+from shoal.launch.autoscale import Autoscale
 from shoal.launch.health import parse_policies
 from shoal.sync.words import check_word, parse
 from shoal.train.environment import SEED_MAX, WORKERS_MAX, check_batch
@@ -18,7 +19,6 @@ from shoal.train.straggler import parse_stragglers
 __all__ = ["JobOptions", "check_job_name", "elastic"]
 
 _NAME_BYTES_MAX = 200
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _RESTARTS_MAX = 1_000_000
 
 
@@ -52,6 +52,8 @@ class JobOptions:
     max_restarts: int = 3
     # What is done about workers that are not well: slow=replace,stuck=replace.
     on_trouble: str = ""
+    # Limits of the number of workers, within which the fastest is looked for: 2:8, 2:8,apply.
+    autoscale: str = ""
     # The job is stopped after this; None: never.
     timeout_s: float | None = None
     # A worker that has not called shoal.join() by then is named.
@@ -69,6 +71,14 @@ class JobOptions:
         parse_policies(self.on_trouble)
         check_count("max-restarts", self.max_restarts, 0, _RESTARTS_MAX)
         parse_stragglers(self.straggler, self.workers)
+        if self.autoscale:
+            limits = Autoscale.parse(self.autoscale)
+            check_count("workers", self.workers, limits.low, limits.high, ", the limits of --autoscale")
+            if not elastic(self.sync):
+                raise BadInput(
+                    f"autoscale is {self.autoscale!r} and sync is {self.sync}, under which the number of "
+                    "workers cannot change; take another word, such as bsp"
+                )
         if self.name is not None:
             check_job_name(self.name)
         if self.timeout_s is not None:
@@ -81,12 +91,7 @@ class JobOptions:
     @property
     def every_s(self) -> float:
         """Seconds between checkpoints."""
-        number, unit = self.every[:-1], self.every[-1:]
-        if unit not in _UNITS or not number.replace(".", "", 1).isdecimal() or float(number) <= 0:
-            raise BadInput(
-                f"every is {self.every!r}; allowed: a number above 0 and s, m or h, as in 30s or 5m"
-            )
-        return float(number) * _UNITS[unit]
+        return check_duration("every", self.every)
 
     @property
     def cluster(self) -> dict[str, Any]:

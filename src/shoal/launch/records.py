@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -80,9 +81,10 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     token_file: str | None = None
     coordinator: int | None = None
     workers: tuple[WorkerRecord, ...] = ()
-    # How many workers it shall have: `shoal scale` changes it.
-    size: int = 0
     servers: tuple[ServerRecord, ...] = ()
+    # How many "workers" and "servers" it shall have: `shoal scale` changes it. Empty until it runs.
+    sizes: dict[str, int] = {}
+    replicas: int = 0
     ended: float | None = None
     code: int | None = None
     # Why it ended, if not by all workers ending well.
@@ -105,21 +107,21 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         workers = (msgspec.structs.replace(w, **changes) if w.rank == rank else w for w in self.workers)
         return msgspec.structs.replace(self, workers=tuple(workers))
 
-    def ask_for_size(self, workers: int) -> None:
-        """Ask the supervisor for another number of workers."""
+    def ask_for_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Ask the supervisor for other numbers of workers and servers."""
         temporary = self.path / f".{_WISH}"
-        temporary.write_bytes(msgspec.json.encode({"workers": workers}))
+        temporary.write_bytes(msgspec.json.encode(sizes))
         temporary.replace(self.path / _WISH)
 
-    def asked_size(self) -> int | None:
-        """The number of workers that was asked for since the last call, if any."""
+    def asked_sizes(self) -> dict[str, int]:
+        """The numbers that were asked for since the last call, by role."""
         wish = self.path / _WISH
         try:
             asked = msgspec.json.decode(wish.read_bytes(), type=dict[str, int])
         except (OSError, msgspec.DecodeError):
-            return None
+            return {}
         wish.unlink()
-        return asked.get("workers")
+        return asked
 
     @property
     def alive(self) -> bool:
@@ -186,6 +188,7 @@ def make_job_directory(options: JobOptions) -> JobRecord:
             sync=options.sync,
             batch=options.batch,
             seed=options.seed,
+            replicas=options.replicas,
             join_until=now + options.join_timeout_s,
         )
         record.write()

@@ -29,10 +29,11 @@ from shoal.checkpoint.client import check_writable
 from shoal.errors import BadInput, ShoalError
 from shoal.fleet.local import LocalCluster
 from shoal.launch import guardian
+from shoal.launch.autoscale import Autoscaler
 from shoal.launch.board import Board
 from shoal.launch.guardian_process import GuardianProcess
 from shoal.launch.health import POLICIES, HealthWatch, Trouble, parse_policies
-from shoal.launch.lost_server import replace_server, server_records
+from shoal.launch.job_cluster import JobCluster
 from shoal.launch.options import JobOptions
 from shoal.launch.records import JobRecord, WorkerRecord, find_job, make_job_directory
 from shoal.launch.saver import Saver, go_on
@@ -125,7 +126,7 @@ class _Job:
         self._restored = None if options.checkpoint is None else go_on(self._cluster, options.checkpoint)
         signals.raising = False
         self._guardian = stack.enter_context(GuardianProcess())
-        self._record = self._begin_record(record)
+        self._record = record
         self._board = Board(record.path, options.workers)
         self._health = HealthWatch(parse_policies(options.on_trouble))
         self._workers: dict[int, Worker] = {}
@@ -135,16 +136,25 @@ class _Job:
         self._evicted: set[int] = set()  # that have not ended yet
         self._stopped_at: dict[int, float] = {}
         self._leaving: dict[int, float] = {}  # until when
-        self._coordinator_pids: set[int] = set()
+        self._autoscaler = Autoscaler.of(options.autoscale, options.sync) if options.autoscale else None
+        self._asked: dict[str, int] = {}  # numbers of workers and servers to go on with
         # Whatever happens below: no worker outlives this.
         stack.callback(self._kill_all)
 
     def run(self) -> int:
         """Start the workers and look after them until all have ended."""
         self._watch(self._signals.receiver.fileno(), self._signalled)
-        self._watch_cluster()
+        logs = self._record.path / "logs"
+        self._fleet = JobCluster(
+            self._cluster,
+            self._verdict,
+            self._options.replicas,
+            logs,
+            watch=self._watch_process,
+            say=self._report,
+        )
         if self._options.checkpoint is not None:
-            log = self._record.path / "logs" / "checkpoint.log"
+            log = logs / "checkpoint.log"
             self._saver = Saver(self._cluster, self._options.checkpoint, self._options.every_s, log)
             self._stack.callback(self._saver.end)
         if self._restored is not None:
@@ -159,19 +169,6 @@ class _Job:
             self._tick(time.monotonic())
         return self._finish()
 
-    def _begin_record(self, record: JobRecord) -> JobRecord:
-        cluster = self._cluster
-        logs = record.path / "logs"
-        for path in cluster.directory.glob("*.log"):
-            (logs / path.name).symlink_to(os.path.relpath(path, logs))
-        return msgspec.structs.replace(
-            record,
-            address=cluster.address,
-            token_file=str(cluster.token_file),
-            coordinator=cluster.pid,
-            servers=server_records(cluster),
-        )
-
     def _start_workers(self) -> None:
         self._where = JobAddress(
             address=self._cluster.address,
@@ -181,7 +178,14 @@ class _Job:
         )
         for rank in range(self._options.workers):
             self._start_worker(rank)
-        self._record = msgspec.structs.replace(self._record, state="running", size=self._options.workers)
+        self._record = msgspec.structs.replace(
+            self._record,
+            state="running",
+            address=self._cluster.address,
+            token_file=str(self._cluster.token_file),
+            sizes={"workers": self._options.workers, "servers": self._options.servers},
+            **self._fleet.record,
+        )
         self._record.write()
 
     def _start_worker(self, rank: int) -> None:
@@ -211,26 +215,6 @@ class _Job:
         )
         self._join_until = time.monotonic() + self._options.join_timeout_s
         self._warned = False
-
-    def _watch_cluster(self) -> None:
-        for server in self._cluster.servers:
-            self._watch_process(server.pid, partial(self._server_ended, server.index, server.pid))
-        self._watch_coordinators()
-
-    def _server_ended(self, index: int, pid: int) -> None:
-        if self._verdict.ending is not None:
-            return
-        try:
-            text, new = replace_server(self._cluster, self._verdict, index, pid, self._options.replicas)
-        except ShoalError as error:
-            self._screen.note(str(error), "red")
-            self._verdict.server_lost(index, pid)
-            return
-        if new is not None:
-            self._watch_process(new.pid, partial(self._server_ended, new.index, new.pid))
-        self._event(text)
-        self._record = msgspec.structs.replace(self._record, servers=server_records(self._cluster))
-        self._write_record()
 
     def _watch_process(self, pid: int, then: Callable[[], None]) -> None:
         descriptor = os.pidfd_open(pid)
@@ -309,23 +293,15 @@ class _Job:
         self._record = self._record.with_event(text)
         self._screen.note(text, "yellow")
 
+    def _report(self, text: str) -> None:
+        """An event that is in the record at once, with the cluster as it is now."""
+        self._record = msgspec.structs.replace(self._record, **self._fleet.record)
+        self._event(text)
+        self._write_record()
+
     def _write_record(self) -> None:
         with suppress(OSError):
             self._record.write()
-
-    def _watch_coordinators(self) -> None:
-        for pid in set(self._cluster.coordinator_pids) - self._coordinator_pids:
-            self._coordinator_pids.add(pid)
-            self._watch_process(pid, partial(self._coordinator_ended, pid))
-
-    def _coordinator_ended(self, pid: int) -> None:
-        # No step needs it: the workers go on.
-        self._cluster.look_after_coordinators()
-        again = pid not in self._cluster.coordinator_pids
-        self._event(f"coordinator (pid {pid}) has ended and {'was' if again else 'cannot be'} started again")
-        self._watch_coordinators()
-        self._record = msgspec.structs.replace(self._record, coordinator=self._cluster.pid)
-        self._write_record()
 
     # Time.
 
@@ -338,8 +314,12 @@ class _Job:
         self._look_for_stopped(now)
         for trouble, policy in self._health.look(self._board, time.time()):
             self._troubled(trouble, policy)
-        if (asked := self._record.asked_size()) is not None and self._verdict.ending is None:
-            self._scale(asked)
+        if self._autoscaler is not None:
+            self._autoscale(self._autoscaler, now)
+        self._asked |= self._record.asked_sizes()
+        if self._asked and self._verdict.ending is None:
+            role, size = self._asked.popitem()
+            (self._scale_servers if role == "servers" else self._scale)(size)
         for rank, until in self._leaving.items():
             if now > until and rank in self._workers:
                 self._workers[rank].kill()
@@ -349,7 +329,14 @@ class _Job:
             self._clean_up(worker, now)
         self._screen.progress(self._board, changed=changed)
 
-    # Another number of workers.
+    # Other numbers of workers and servers.
+
+    def _autoscale(self, scaler: Autoscaler, now: float) -> None:
+        if news := scaler.look(self._board, self._options.workers, self._options.servers, now):
+            text, workers = news
+            self._report(text)
+            if workers is not None:
+                self._asked.setdefault("workers", workers)
 
     def _scale(self, workers: int) -> None:
         before = self._options.workers
@@ -359,12 +346,10 @@ class _Job:
                 spec = parse(options.sync).core_spec(workers)
                 Rounds(client, 0, workers).open(**spec, resize=True)
         except ShoalError as error:
-            self._event(f"cannot go on with {workers} workers: {error}")
-            self._write_record()
+            self._report(f"cannot go on with {workers} workers: {error}")
             return
         self._options = options
-        self._record = msgspec.structs.replace(self._record, size=workers)
-        self._event(f"scaled from {before} to {workers} workers")
+        self._event(self._scaled("workers", workers))
         self._board.grow(workers)
         for rank in range(before, workers):
             if rank in self._workers:  # it is still leaving
@@ -376,6 +361,23 @@ class _Job:
                 self._workers[rank].terminate()
                 self._leaving[rank] = time.monotonic() + _TERMINATE_S
         self._write_record()
+
+    def _scale_servers(self, servers: int) -> None:
+        try:
+            options = dataclasses.replace(self._options, servers=servers)
+            if not self._fleet.scale(servers):
+                self._asked.setdefault("servers", servers)  # one more at the next tick
+                return
+        except ShoalError as error:
+            self._report(f"cannot go on with {servers} servers: {error}")
+            return
+        self._options = options
+        self._report(self._scaled("servers", servers))
+
+    def _scaled(self, role: str, size: int) -> str:
+        before = self._record.sizes[role]
+        self._record = msgspec.structs.replace(self._record, sizes={**self._record.sizes, role: size})
+        return f"scaled from {before} to {size} {role}"
 
     def _forget(self, rank: int) -> None:
         """A worker has ended that the job needs no more."""
