@@ -1,4 +1,4 @@
-"""`make demo`: MovieLens-100k by plain torch, by Shoal on two workers, and by Shoal with `kill -9` in between.
+"""`make demo`: MovieLens-100k by plain torch, by Shoal on two workers, and by Shoal with kills in between.
 
 The last run loses a server and a worker in the middle. Exits with 1 unless both of Shoal's held-out errors
 are within 2 % of torch's and all are 10 % below that of the mean.
