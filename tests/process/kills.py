@@ -5,6 +5,7 @@ The script is dying_script.py, whose rows count samples and whose weight counts 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -28,6 +29,7 @@ ROLES = ("worker", "server", "coordinator", "supervisor")
 HOWS = ("SIGKILL", "SIGSTOP")
 WORDS = ("bsp", "quorum:0.5", "ssp:1", "asp", "average:2", "allreduce")
 ROUNDS = ("bsp", "quorum:0.5")
+SAVING_WORDS = ("bsp", "asp")
 # Longer than a lease. Who is then given up wakes as one that is not wanted any more.
 STOPPED_S = 3.0
 # Steps that others had finished before they could miss anybody.
@@ -36,12 +38,20 @@ ON_THEIR_WAY = 2
 
 @dataclass(frozen=True)
 class Fault:
-    """Who is hurt, and how; `seed` chooses the moment and, of several, which one."""
+    """Who is hurt, and how; `seed` chooses the moment and, of several, which one.
+
+    `saving`: checkpoints are made one after the other meanwhile.
+    """
 
     role: str
     how: str
     word: str
     seed: int = 0
+    saving: bool = False
+
+    def __str__(self) -> str:
+        saving = " while saving" if self.saving else ""
+        return f"{self.role} {self.how} {self.word}{saving} {self.seed}"
 
     @property
     def fatal(self) -> bool:
@@ -49,6 +59,14 @@ class Fault:
         return self.how == "SIGKILL" and (
             self.role == "supervisor" or (self.role, self.word) == ("worker", "allreduce")
         )
+
+
+def faults(seed: int) -> list[Fault]:
+    """All that are tried with one seed."""
+    cases = [Fault(*case, seed) for case in itertools.product(ROLES, HOWS, WORDS)]
+    # A supervisor's job always has checkpoints: it needs one to go on from.
+    saving = itertools.product(ROLES[:3], HOWS, SAVING_WORDS)
+    return cases + [Fault(*case, seed, saving=True) for case in saving]
 
 
 @dataclass
@@ -67,8 +85,8 @@ def suffer(state: Path, fault: Fault) -> Outcome:
     out.mkdir(parents=True)
     jobs.environment["OMP_NUM_THREADS"] = "1"
     options = ["--workers", "2", "--servers", "3", "--replicas", "1", "--sync", fault.word]
-    if fault.role == "supervisor":
-        options += ["--checkpoint", str(state / "checkpoints"), "--every", "0.3s"]
+    if fault.saving or fault.role == "supervisor":
+        options += ["--checkpoint", str(state / "checkpoints"), "--every", "0.2s"]
     command = [*options, DYING, str(out), "epochs", f"pace:{PACE_S}"]
     with jobs.started(*command) as process, watching(jobs, process) as clock:
         wait_until(lambda: clock() > 0)
@@ -91,7 +109,7 @@ def suffer(state: Path, fault: Fault) -> Outcome:
 
 @contextmanager
 def watching(jobs: Jobs, process: subprocess.Popen[str]) -> Iterator[Callable[[], int]]:
-    """The clock of the worker that is ahead, as one more client of the job sees it; -1 before there is one."""
+    """The clock of the worker that is ahead, as one more client sees it; -1 before there is one."""
     wait_until(lambda: running(jobs, process))
     record = jobs.record()
     token = Path(record["token_file"]).read_text().strip()
