@@ -39,6 +39,8 @@ _WAIT_S = 60.0
 _LOOK_S = 0.005
 # A window after a kill; what is lost is lost by its end, when the replacement works and the copies are made.
 _WINDOW_S = 20.0
+_RATE_S = 6.0
+_STEPS = 20_000  # more than are made in that time, and not so many that the list of them takes long to make
 _PLAIN, _COPIED = Shoal("auto"), Shoal("auto", replicas=1)
 
 
@@ -46,7 +48,7 @@ def run(book: Book, plan: Plan) -> None:
     if plan.wants("FAIL"):
         alternate(book, plan, "FAIL", [_PLAIN, _COPIED], lambda contender: _rates(contender, plan))
         alternate(book, plan, "FAIL", [_COPIED], lambda _: _lost_server(plan))
-        alternate(book, plan, "FAIL", [_COPIED], lambda _: _job(plan))
+        alternate(book, plan, "FAIL", [_COPIED], lambda _: _job())
 
 
 def _rates(contender: Contender, plan: Plan) -> dict[str, float]:
@@ -86,11 +88,11 @@ def _lost_server(plan: Plan) -> dict[str, float]:
         return {FAILOVER: acknowledged, DETECT: time.monotonic() - began}
 
 
-def _job(plan: Plan) -> dict[str, float]:
+def _job() -> dict[str, float]:
     figures = {}
     with _training() as (record, rounds):
         for role in ("worker", "server"):
-            rate = _units_in(rounds, 2 * plan.seconds) / (2 * plan.seconds)
+            rate = _units_in(rounds, _RATE_S) / _RATE_S
             member = record()[f"{role}s"][1 if role == "worker" else 0]
             began, before = time.monotonic(), _units(rounds)
             os.kill(member["pid"], signal.SIGKILL)
@@ -112,7 +114,7 @@ def _training() -> Iterator[tuple[Callable[[], dict[str, Any]], Any]]:
         path = Path(directory, "job/job.json")
         command = [sys.executable, "-m", "shoal.cli", "run", "--workers", "2", "--servers", "3", "--replicas"]
         command += ["1", "--max-restarts", "10", "--sync", "asp", "--batch", "each", "--directory"]
-        command += [str(path.parent), str(_SCRIPT), directory, "--steps", "1000000"]
+        command += [str(path.parent), str(_SCRIPT), directory, "--steps", str(_STEPS)]
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         here = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -28,7 +28,7 @@ HOLDS = {int(text[5:]) for text in sys.argv[3:] if text.startswith("hold:")}
 PACE_S = sum(float(text[5:]) for text in sys.argv[3:] if text.startswith("pace:"))
 SAID = [text.split(":") for text in sys.argv[3:] if text[:5] not in ("hold:", "pace:")]
 DEATHS = {int(rank): (int(step), place) for rank, step, place in SAID}
-PASSES = 4 if HOLDS else 3
+PASSES = 4 if HOLDS or PACE_S else 3
 
 
 def die(*_: object, **__: object) -> None:
@@ -94,6 +94,7 @@ for epoch in worker.epochs(PASSES) if LOOP == "epochs" else range(PASSES):
         model(ids).backward()
         optimizer.step()
         steps += 1
+        (OUT / f"stepped-{worker.rank}").touch()
         time.sleep(PACE_S)
     passes.append((epoch, steps - before))
     sizes.append(worker.world_size)

@@ -24,7 +24,7 @@ import shoal
 from shoal.store.rounds import Rounds
 
 DYING = str(Path(__file__).with_name("dying_script.py"))
-SAMPLES, BATCH, PASSES, PACE_S = 64, 8, 3, 0.06  # of that script
+SAMPLES, BATCH, PASSES, PACE_S = 64, 8, 4, 0.06  # of that script
 ROLES = ("worker", "server", "coordinator", "supervisor")
 HOWS = ("SIGKILL", "SIGSTOP")
 WORDS = ("bsp", "quorum:0.5", "ssp:1", "asp", "average:2", "allreduce")
@@ -89,7 +89,7 @@ def suffer(state: Path, fault: Fault) -> Outcome:
         options += ["--checkpoint", str(state / "checkpoints"), "--every", "0.2s"]
     command = [*options, DYING, str(out), "epochs", f"pace:{PACE_S}"]
     with jobs.started(*command) as process, watching(jobs, process) as clock:
-        wait_until(lambda: clock() > 0)
+        wait_until(lambda: all((out / f"stepped-{rank}").exists() for rank in range(2)))
         time.sleep(chance.uniform(0.0, 8 * PACE_S))
         before, pids = clock(), jobs.pids()
         pid = victim(jobs, fault.role, chance)
@@ -97,11 +97,13 @@ def suffer(state: Path, fault: Fault) -> Outcome:
         os.kill(pid, getattr(signal, fault.how))
         if fault.fatal:
             return ended(jobs, process, pids, command, out)
-        wait_until(lambda: clock() > before + ON_THEIR_WAY or process.poll() is not None)
+        if fault.how == "SIGSTOP" and fault.word == "allreduce" and fault.role == "worker":
+            time.sleep(STOPPED_S)  # nobody takes its place, so it is waited for
+            wake(pid)
+        wait_until(lambda: clock() > before + ON_THEIR_WAY)
         seconds = time.monotonic() - began
         if fault.how == "SIGSTOP":
-            if fault.role != "worker" or fault.word == "allreduce":
-                time.sleep(max(0.0, began + STOPPED_S - time.monotonic()))
+            time.sleep(max(0.0, began + STOPPED_S - time.monotonic()))
             wake(pid)
         said = "".join(process.communicate(timeout=DEADLINE_S))
     return Outcome(seconds, process.returncode, said, results(out) if process.returncode == 0 else [])
