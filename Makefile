@@ -28,7 +28,7 @@ FUZZ_ARGS ?= --seconds 600
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
 
-demo: install build/data/.fetched ## train a recommender on MovieLens-100k: two servers, two workers, beside plain torch
+demo: install build/data/.fetched ## train a recommender on MovieLens-100k: plain torch, Shoal, and Shoal with kills
 	$(BIN)/python examples/demo.py
 
 test: install build/data/.fetched ctest mutants ## install what tests need and run them all

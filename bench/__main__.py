@@ -15,10 +15,21 @@ from typing import Any
 
 from bench.plan import QUICK, Plan, note
 from bench.report import Book, as_json, counts, render
-from bench.workloads import checkpoint, dense, growth, idle, limits, moves, one_process, sparse, training
+from bench.workloads import (
+    checkpoint,
+    dense,
+    failure,
+    growth,
+    idle,
+    limits,
+    moves,
+    one_process,
+    sparse,
+    training,
+)
 
-WORKLOADS = ("LIMITS", "S1", "S2", "S3", "D1", "P1", "MEM", "SCALE", "IDLE", "CKPT", "MOVE", "E2E")
-_FAMILIES = (sparse, dense, one_process, growth, idle, checkpoint, moves, training)
+WORKLOADS = ("LIMITS", "S1", "S2", "S3", "D1", "P1", "MEM", "SCALE", "IDLE", "CKPT", "MOVE", "FAIL", "E2E")
+_FAMILIES = (sparse, dense, one_process, growth, idle, checkpoint, moves, failure, training)
 _PACKAGES = ("shoal", "torch", "numpy", "fbgemm-gpu-cpu", "ray")
 
 

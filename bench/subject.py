@@ -17,13 +17,14 @@ _BIRTH_ROWS = 131_072
 @dataclass(frozen=True)
 class Shoal:
     lane: str = "auto"  # "auto", "shm", "unix" or "tcp"
+    replicas: int = 0
 
     abilities = frozenset({"pull", "push", "dense"})
     environment: ClassVar[dict[str, str]] = {}
 
     @property
     def name(self) -> str:
-        return f"shoal {self.lane}"
+        return f"shoal {self.lane}" + (" +copy" if self.replicas else "")
 
     def missing(self) -> str | None:
         return missing_shoal()
@@ -32,7 +33,7 @@ class Shoal:
     def serve(self, spec: Spec) -> Iterator[tuple[str, str]]:
         import shoal
 
-        with shoal.LocalCluster(servers=spec.servers) as cluster:
+        with shoal.LocalCluster(servers=spec.servers, replicas=self.replicas) as cluster:
             client = cluster.connect()
             try:
                 if spec.rows:

@@ -1,9 +1,10 @@
-"""A user's script that counts, and whose workers die: OUT LOOP RANK:STEP:PLACE... hold:EPOCH...
+"""A user's script that counts, and whose workers die: OUT LOOP RANK:STEP:PLACE... hold:EPOCH... pace:SECONDS
 
 The gradient of a row is -1 for each sample of the batch that has it, that of the weight is -1: with SGD(lr=1)
 rows count how much of a round each sample was, and the weight counts rounds. A worker kills itself once, in
 its first life, at these steps and places. Others do not run away meanwhile: after that step they wait until
 the next life of that rank has a batch. At the first batch of an epoch to hold at they wait for a file.
+A step takes `pace` at least, so that others can choose a moment.
 """
 
 import json
@@ -24,9 +25,10 @@ from shoal.train.worker import Worker
 SAMPLES, BATCH, DEADLINE_S = 64, 8, 60.0
 OUT, LOOP = Path(sys.argv[1]), sys.argv[2]
 HOLDS = {int(text[5:]) for text in sys.argv[3:] if text.startswith("hold:")}
-SAID = [text.split(":") for text in sys.argv[3:] if not text.startswith("hold:")]
+PACE_S = sum(float(text[5:]) for text in sys.argv[3:] if text.startswith("pace:"))
+SAID = [text.split(":") for text in sys.argv[3:] if text[:5] not in ("hold:", "pace:")]
 DEATHS = {int(rank): (int(step), place) for rank, step, place in SAID}
-PASSES = 4 if HOLDS else 3
+PASSES = 4 if HOLDS or PACE_S else 3
 
 
 def die(*_: object, **__: object) -> None:
@@ -92,6 +94,8 @@ for epoch in worker.epochs(PASSES) if LOOP == "epochs" else range(PASSES):
         model(ids).backward()
         optimizer.step()
         steps += 1
+        (OUT / f"stepped-{worker.rank}").touch()
+        time.sleep(PACE_S)
     passes.append((epoch, steps - before))
     sizes.append(worker.world_size)
     worker.mean(float(epoch))

@@ -25,9 +25,9 @@ KEYS = np.arange(-20, 20)
 names = (f"client-{number}" for number in itertools.count())
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[shoal.LocalCluster]:
-    with shoal.LocalCluster(servers=SERVERS) as cluster:
+@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=pytest.mark.soak)], ids="copies={}".format)
+def cluster(request: pytest.FixtureRequest) -> Iterator[shoal.LocalCluster]:
+    with shoal.LocalCluster(servers=SERVERS, replicas=request.param) as cluster:
         yield cluster
 
 
