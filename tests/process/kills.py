@@ -60,6 +60,11 @@ class Fault:
             self.role == "supervisor" or (self.role, self.word) == ("worker", "allreduce")
         )
 
+    @property
+    def waited_for(self) -> bool:
+        """Whether the job stands still until it wakes, since nobody can take its place."""
+        return (self.role, self.how, self.word) == ("worker", "SIGSTOP", "allreduce")
+
 
 def faults(seed: int) -> list[Fault]:
     """All that are tried with one seed."""
@@ -97,8 +102,8 @@ def suffer(state: Path, fault: Fault) -> Outcome:
         os.kill(pid, getattr(signal, fault.how))
         if fault.fatal:
             return ended(jobs, process, pids, command, out)
-        if fault.how == "SIGSTOP" and fault.word == "allreduce" and fault.role == "worker":
-            time.sleep(STOPPED_S)  # nobody takes its place, so it is waited for
+        if fault.waited_for:
+            time.sleep(STOPPED_S)
             wake(pid)
         wait_until(lambda: clock() > before + ON_THEIR_WAY)
         seconds = time.monotonic() - began

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -34,6 +35,7 @@ from shoal.train.waits import WAIT_S, Waits
 
 if TYPE_CHECKING:
     from shoal.collective.group import Group
+    from shoal.store.table import Table
     from shoal.train.batch_rows import BatchKeys
     from shoal.train.passes import Passes
     from shoal.train.strategy import Strategy
@@ -179,7 +181,7 @@ class Worker:
             raise BadInput(f"worker.mean: weight is {weight!r}; it must be a number, at least 0")
         if self.world_size == 1:
             return float(value)
-        table = self.client.table("shoal.means", dim=3, optimizer=optim.SGD(lr=1.0))
+        table = self._means
         # A row for each worker, in two banks by turns: a worker can be one call ahead of another, not two.
         part, before = self._barriers if self._barriers[0] == self.part else (self.part, 0)
         call = (part * _BARRIERS_AN_EPOCH + before + 1) % _CALLS
@@ -191,6 +193,11 @@ class Worker:
         values, weights, calls = rows.T
         weights = weights * (calls == call)  # without those that have left
         return float((values * weights).sum() / weights.sum()) if weights.any() else math.nan
+
+    @cached_property
+    def _means(self) -> Table:
+        # Opened once: the coordinator may be away later.
+        return self.client.table("shoal.means", dim=3, optimizer=optim.SGD(lr=1.0))
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
