@@ -147,19 +147,19 @@ bool SyncShard::decode(std::span<const std::byte> in) {
   for (uint64_t i = 0; i < numbers[1]; ++i) {
     MemberImage image{};
     if (!unpack(in, image) || image.phase > static_cast<uint32_t>(Phase::gone)) return false;
-    Member member{.client = image.client,
-                  .incarnation = image.incarnation,
-                  .finished = image.finished,
-                  .dropped_next = image.dropped_next};
+    Member& member = anew.members_.emplace_back();
+    member.client = image.client;
+    member.incarnation = image.incarnation;
+    member.finished = image.finished;
+    member.dropped_next = image.dropped_next;
     if (live) {
       member.phase = static_cast<Phase>(image.phase);
       member.number = image.number;
       member.epoch = image.epoch;
       // Nobody is answered here, but what it waits for lets it go on here too.
       if (image.parked_verb != 0)
-        member.parked = Parked{static_cast<SyncVerb>(image.parked_verb), image.parked_step, {}};
+        member.parked.emplace(Parked{static_cast<SyncVerb>(image.parked_verb), image.parked_step, {}});
     }
-    anew.members_.push_back(member);
   }
   for (uint64_t i = 0; i < numbers[6]; ++i) {
     Contribution one{};
