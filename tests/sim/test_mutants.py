@@ -39,9 +39,8 @@ CHAIN_MUTANTS = [
     "entries_out_of_turn",
     "image_without_records",
     "early_forgotten",
-    "image_of_old_term",
 ]
-CHAIN_ROUND_MUTANTS = ["commit_alone"]
+CHAIN_ROUND_MUTANTS = ["commit_alone", "image_of_old_term"]
 
 
 @pytest.fixture(scope="module")
