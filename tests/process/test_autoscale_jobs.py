@@ -35,6 +35,7 @@ def run_until(jobs: Jobs, out: Path, autoscale: str, beginning: str) -> list[str
     return events(jobs)
 
 
+@pytest.mark.soak
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(jobs: Jobs, tmp_path: Path) -> None:
     said = run_until(jobs, tmp_path, "1:2,every=1s", "autoscale would go to 2 workers (dry run): ")
     assert len(said) == 1

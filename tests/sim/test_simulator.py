@@ -71,9 +71,9 @@ def test_bounded_workers_are_bounded_over_chains() -> None:
         run_chain_bounded_seed(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_chains_are_exact_under_many_more_schedules() -> None:
-    for seed in range(500, 1500):
+    for seed in range(500, 3000):
         run_chain_seed(seed)
         run_chain_round_seed(seed)
 

@@ -203,7 +203,8 @@ class Passes:
             self._post(row, does)
 
     def _post(self, row: int, does: str) -> None:
-        if self._worker.rank == 0 and self._worker.board is not None and self._static:
+        asked = self._static and self.loader.stream_batches is None
+        if asked and self._worker.rank == 0 and self._worker.board is not None:
             self._worker.board.post(self._topic + 2, f"{self._run} {row} {does}")
 
     @property
