@@ -85,7 +85,7 @@ Session::Outcome Session::answer_parts(const FrameView& frame, std::span<const A
     if (failed.ok()) failed = ack.status;
   const ReplySink::Draft draft = sink.begin(acks.size(), failed.message().size());
   for (size_t i = 0; i < acks.size(); ++i) draft.parts[i] = reply_part(request(i), acks[i]);
-  std::memcpy(draft.body, failed.message().data(), failed.message().size());
+  if (!failed.ok()) std::memcpy(draft.body, failed.message().data(), failed.message().size());
   sink.finish(reply_header(frame.header, failed));
   return Outcome::done;
 }
