@@ -30,7 +30,9 @@ class ClickModel(torch.nn.Module):
         self.tower = Tower()
 
     def forward(self, ids: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        return self.tower(torch.cat(list(self.fields(by_table(ids)).values()), dim=1), inputs)
+        rows = list(self.fields(by_table(ids)).values())
+        # The peers have one table; what joins 26 of them is not theirs to pay, and not Shoal's with one.
+        return self.tower(rows[0] if len(rows) == 1 else torch.cat(rows, dim=1), inputs)
 
 
 def by_table(ids: torch.Tensor) -> dict[str, torch.Tensor]:
