@@ -69,6 +69,11 @@ void bind_image(nb::module_& m, nb::class_<PyClient>& client, nb::class_<PyServe
   using namespace nb::literals;
   nb::class_<LocalStore>(m, "Store")
       .def_prop_ro("shards", [](const LocalStore& self) { return self.store->shards(); })
+      .def("load",
+           [](const LocalStore& self, uint32_t shard) {
+             const ShardLoad load = without_gil([&] { return shard_of(self, shard).load(); });
+             return nb::make_tuple(load.bytes, load.floats);
+           })
       .def("begin_image",
            [](const LocalStore& self, uint32_t shard) {
              const auto head = without_gil([&] { return shard_of(self, shard).begin_image(); });

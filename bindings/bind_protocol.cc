@@ -246,8 +246,8 @@ class SimClient {
         .table = table, .values = {grads.data(), grads.size()}, .lr = NAN, .spec = tables_.at(table)};
     const PushOptions options{.step = step, .stage_rank = stage_rank};
     for (const auto& frame :
-         builder_.plan(shard_bytes(grouped.split, 4 * spec.dim + 8), kPushFrameBytes, false)) {
-      auto request = builder_.push(grouped.split, frame, item, options, false, merger_, nullptr);
+         builder_.plan(shard_bytes(*grouped.split, 4 * spec.dim + 8), kPushFrameBytes, false)) {
+      auto request = builder_.push(*grouped.split, frame, item, options, false, merger_, nullptr);
       request->operation = operation;
       add(std::move(request));
     }
@@ -265,7 +265,7 @@ class SimClient {
     operation->out = reinterpret_cast<float*>(operation->block->bytes().data());
     machine_.begin(*operation, false);
     const auto grouped = builder_.group(*operation->spec, {keys.data(), keys.size()}, false);
-    const auto bytes = shard_bytes(grouped.split, 4 * operation->row_floats + 8);
+    const auto bytes = shard_bytes(*grouped.split, 4 * operation->row_floats + 8);
     for (const auto& frame : builder_.plan(bytes, kPullFrameBytes, true))
       add(builder_.pull(operation, grouped, frame, false, merger_));
     machine_.seal(*operation);

@@ -127,7 +127,7 @@ void make_placement(Placement* self, uint32_t version, bool weak, std::vector<Se
   }
   if (!sound)
     raise({Code::bad_input, "the placement names a server that is not in the list, or none at all"});
-  new (self) Placement{version, weak, std::move(servers), {}};
+  new (self) Placement{version, weak, std::move(servers), {}, {}};
   for (size_t i = 0; i < chains.size(); ++i) self->shards.push_back({terms[i], std::move(chains[i])});
 }
 
@@ -163,11 +163,13 @@ void bind_specs(nb::module_& m) {
 
 PyClientPtr connect(uint64_t client_id, uint32_t incarnation, const nb::bytes& token,
                     const Placement& placement, const std::string& lane, double timeout_s,
-                    size_t shm_bytes_max, std::string coordinator_host, uint16_t coordinator_port) {
+                    size_t shm_bytes_max, bool any_copy, std::string coordinator_host,
+                    uint16_t coordinator_port) {
   RemoteOptions options;
   options.identity = {client_id, incarnation, to_bytes(token),
                       static_cast<uint32_t>(placement.shards.size())};
   options.placement = placement;
+  if (any_copy) options.placement.any_copy = static_cast<uint32_t>(client_id);
   options.lane = parse_lane(lane);
   options.shm_bytes_max = shm_bytes_max;
   options.coordinator = {std::move(coordinator_host), coordinator_port};
@@ -335,8 +337,8 @@ nb::class_<PyClient> bind_store(nb::module_& m) {
   client.def("fork",
              [](const PyClientPtr& self) { return std::make_shared<PyClient>(take(self->use().fork())); });
   client.def_static("connect", &connect, nb::kw_only(), "client_id"_a, "incarnation"_a, "token"_a,
-                    "placement"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a, "coordinator_host"_a = "",
-                    "coordinator_port"_a = 0);
+                    "placement"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a, "any_copy"_a = false,
+                    "coordinator_host"_a = "", "coordinator_port"_a = 0);
   client.def("set_placement", [](const PyClientPtr& self, const Placement& placement) {
     StoreClient& c = self->use();
     without_gil([&] { c.set_placement(placement); });

@@ -12,13 +12,6 @@ namespace {
 // What a shard keeps for servers behind before replies wait for those, under whatever mode.
 constexpr size_t kUnheldBytes = size_t{256} << 20;
 
-size_t bytes_of(std::span<const Part> entry) {
-  size_t bytes = 0;
-  for (const Part& part : entry)
-    bytes += sizeof(Part) + size_t{8} * part.count + size_t{4} * part.values_words;
-  return bytes;
-}
-
 // Calls `f` for every run of parts that are one entry of one shard.
 template <typename F>
 void each_entry(std::span<const Part> parts, F f) {
@@ -80,7 +73,7 @@ void Chain::send_unheld(uint16_t shard) {
 void Chain::forget(PerShard& here, uint64_t up_to) {
   const auto end = here.unheld.upper_bound(up_to);
   for (auto it = here.unheld.begin(); it != end; it = here.unheld.erase(it))
-    here.unheld_bytes -= bytes_of(it->second.parts);
+    here.unheld_bytes -= it->second.bytes;
 }
 
 void Chain::release_all(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready) {
@@ -122,16 +115,17 @@ void Chain::send(const Header& header, std::span<const Part> parts, Bytes body) 
   {
     const std::lock_guard lock(mutex_);
     std::map<uint32_t, std::vector<Part>> together;
+    const size_t part_bytes = sizeof(Part) + body->size() / std::max<size_t>(1, parts.size());
     each_entry(parts, [&](std::span<const Part> entry) {
       PerShard& here = shards_[entry[0].shard];
       if (here.place.next == kNobody) return;
-      Kept kept{header, {entry.begin(), entry.end()}, body};
+      Kept kept{header, {entry.begin(), entry.end()}, body, entry.size() * part_bytes};
       for (Part& part : kept.parts) part.term = here.place.term;
       if (!here.paused) {
         std::vector<Part>& more = together[here.place.next];
         more.insert(more.end(), kept.parts.begin(), kept.parts.end());
       }
-      here.unheld_bytes += bytes_of(kept.parts);
+      here.unheld_bytes += kept.bytes;
       here.unheld.emplace(log_entry(entry[0]), std::move(kept));
     });
     for (auto& [target, mine] : together) post(target, header, std::move(mine), body);

@@ -108,6 +108,7 @@ class Chain {
     Header header;
     std::vector<Part> parts;
     Bytes body;
+    size_t bytes;  // of memory: its share of a frame that several shards keep
   };
   struct Waiter {
     size_t marks;

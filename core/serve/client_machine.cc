@@ -61,6 +61,11 @@ std::shared_ptr<Request> ClientMachine::find(uint32_t server, uint64_t request) 
   return it == servers_[server].open.end() ? nullptr : it->second;
 }
 
+void ClientMachine::seal(Operation& operation, Status status) {
+  if (!status.ok() && operation.status_.ok()) operation.status_ = std::move(status);
+  close_one(operation);
+}
+
 void ClientMachine::close_one(Operation& operation) {
   assert(operation.open_ > 0);
   if (--operation.open_ > 0) {
@@ -93,9 +98,7 @@ std::vector<std::shared_ptr<Request>> ClientMachine::open_requests(uint32_t serv
 void ClientMachine::answered(uint32_t server, uint64_t number, Status status) {
   const std::shared_ptr<Request> request = withdraw(server, number);
   if (request == nullptr) return;
-  Operation& operation = *request->operation;
-  if (!status.ok() && operation.status_.ok()) operation.status_ = std::move(status);
-  close_one(operation);
+  seal(*request->operation, std::move(status));
 }
 
 void ClientMachine::lost(uint32_t server) {

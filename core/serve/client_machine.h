@@ -21,6 +21,7 @@
 
 #include "base/status.h"
 #include "net/shm.h"
+#include "serve/split.h"
 #include "wire/frame.h"
 
 namespace shoal {
@@ -42,6 +43,7 @@ struct Request {
   const uint32_t* heads = nullptr;
   const uint32_t* before = nullptr;
   std::vector<std::shared_ptr<Request>> joined = {};  // pulls of several tables: what this is made of
+  std::shared_ptr<const SplitKeys> split = {};  // pulls into shared memory: all keys, which lie in blocks[0]
 };
 
 // What the caller asked for; made of one or more requests.
@@ -79,7 +81,7 @@ class ClientMachine {
   // Adds a request. Its header's identity and request number are filled in here.
   void add(std::shared_ptr<Request> request);
   // The caller adds no more: the operation is done when all of its requests are answered.
-  void seal(Operation& operation) { close_one(operation); }
+  void seal(Operation& operation, Status status = {});
 
   // Next request to send to `server`, with `low` brought up to date; null when there is none.
   std::shared_ptr<Request> next_to_send(uint32_t server);

@@ -18,6 +18,8 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr auto kBackoffMin = std::chrono::milliseconds(10);
 constexpr auto kBackoffMax = std::chrono::milliseconds(500);
 constexpr auto kDialTime = std::chrono::seconds(2);
+constexpr auto kGrace = std::chrono::milliseconds(100);  // a thread that dials says more than its deadline
+constexpr auto kTick = std::chrono::milliseconds(1);     // for what another thread ends without a word
 constexpr size_t kSegmentBytesMin = size_t{64} << 20;
 constexpr size_t kWarmBytes = size_t{1} << 30;
 
@@ -48,13 +50,18 @@ RemoteClient::~RemoteClient() {
 }
 
 Status RemoteClient::connect(Deadline deadline) {
-  for (const uint32_t i : options_.placement.up()) {
-    Result<std::unique_ptr<Link>> link =
-        Link::dial(peers_[i]->address, options_.lane, options_.identity, deadline);
-    if (!link.ok()) return link.status();
-    peers_[i]->shm = (*link)->lane() == Lane::shm;
-    peers_[i]->link = std::move(*link);
-    peers_[i]->dialled = true;
+  const std::vector<uint32_t> servers = options_.placement.up();
+  for (const uint32_t i : servers)
+    peers_[i]->dialling = Dialling::begin(peers_[i]->address, options_.lane, options_.identity, deadline);
+  for (const uint32_t i : servers) {
+    Peer& peer = *peers_[i];
+    auto link = peer.dialling->result(deadline + kGrace);
+    peer.dialling = nullptr;
+    if (!link) return {Code::timeout, "no address of " + peer.address.name() + " was found in time"};
+    if (!link->ok()) return link->status();
+    peer.shm = (**link)->lane() == Lane::shm;
+    peer.link = std::move(**link);
+    peer.dialled = true;
   }
   keeper_ = std::thread([this] { keep(); });
   if (options_.coordinator.host.empty()) return {};
@@ -172,6 +179,7 @@ void RemoteClient::block_until_ready(Deadline deadline) {
   {
     const std::lock_guard lock(mutex_);
     if (!homeless_.empty()) until = std::min(until, homes_next_);
+    if (!strays_.empty()) until = std::min(until, Clock::now() + kTick);
   }
   for (uint32_t i = 0; i < servers_; ++i) {
     const Peer& peer = *peers_[i];
@@ -182,7 +190,7 @@ void RemoteClient::block_until_ready(Deadline deadline) {
     }
     const std::lock_guard lock(mutex_);
     if (machine_.has_open(i))  // nobody dials a server that owes nothing
-      until = std::min(until, peer.next_attempt);
+      until = std::min(until, peer.dialling != nullptr ? Clock::now() + kTick : peer.next_attempt);
   }
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now()).count();
   if (left <= 0) return;
@@ -292,6 +300,7 @@ void RemoteClient::drop_link(uint32_t server, const Status& why) {
   }
   peer.broken = false;
   peer.blocked = false;
+  peer.strayed.clear();
   peer.down_because = why;
   if (!peer.refusal.ok()) {
     // The server will not hear us: what is open with it has failed for good.
@@ -311,11 +320,16 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
     if (!machine_.has_open(server) || closing_) return;
   }
   const auto now = Clock::now();
-  if (now < peer.next_attempt || now >= deadline) return;
-  // By the same lane as before: open requests may lie in shared memory, which no other lane can reach.
-  const auto lane = peer.dialled ? options_.lane.value_or(peer.shm ? Lane::shm : Lane::tcp) : options_.lane;
-  Result<std::unique_ptr<Link>> link =
-      Link::dial(peer.address, lane, options_.identity, std::min(deadline, Clock::now() + kDialTime));
+  if (peer.dialling == nullptr) {
+    if (now < peer.next_attempt || now >= deadline) return;
+    // By the same lane as before: open requests may lie in shared memory, which no other lane can reach.
+    const auto lane = peer.dialled ? options_.lane.value_or(peer.shm ? Lane::shm : Lane::tcp) : options_.lane;
+    peer.dialling = Dialling::begin(peer.address, lane, options_.identity, now + kDialTime);
+  }
+  std::optional<Result<std::unique_ptr<Link>>> dialled = peer.dialling->result();
+  if (!dialled) return;
+  peer.dialling = nullptr;
+  Result<std::unique_ptr<Link>>& link = *dialled;
   if (!link.ok()) {
     peer.backoff = std::clamp(2 * peer.backoff, kBackoffMin, kBackoffMax);
     peer.next_attempt = Clock::now() + peer.backoff;
@@ -359,6 +373,7 @@ Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline de
 Result<StoreClient::OperationPtr> RemoteClient::seal(const OperationPtr& operation) {
   const std::lock_guard lock(mutex_);
   machine_.seal(*operation);
+  operation->sealed = true;
   if (waiters_ > 0)
     changed_.notify_all();  // it may be done already, and its seq free for whoever waits for one
   return operation;

@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "base/pool.h"
+#include "serve/dialling.h"
 #include "serve/homeless.h"
 #include "serve/link.h"
 #include "serve/pulse.h"
@@ -57,7 +58,8 @@ class RemoteClient : public StoreClient {
     std::mutex send_mutex;
     // Replaced by the pump only, under send_mutex; the pump itself reads it without.
     std::unique_ptr<Link> link;
-    bool dialled = false;  // has ever been connected; touched by the pump only
+    bool dialled = false;                // has ever been connected; touched by the pump only
+    std::shared_ptr<Dialling> dialling;  // under way; touched by the pump only
     Clock::time_point down_since{};
     Clock::time_point next_attempt{};
     std::chrono::milliseconds backoff{0};
@@ -67,6 +69,8 @@ class RemoteClient : public StoreClient {
     std::atomic<bool> blocked{false};  // the socket took no more: wait for it to be writable
     std::atomic<bool> shm{false};
     uint64_t sent_before = 0, received_before = 0;  // of links that are gone
+    // Memory that this server may still write to: it was given up while it had the link. Guarded by mutex_.
+    std::vector<std::shared_ptr<Block>> strayed;
   };
 
   // remote_client.cc: the pump
@@ -89,6 +93,7 @@ class RemoteClient : public StoreClient {
   void refused(const Request& request, Status why);
   Status gone_status(uint32_t server) const;
   void send_homeless();
+  void pull_anew(const Request& stray);
   uint32_t servers() const { return servers_; }
   Status late(const ClientOperation& operation);
   std::string describe_peer(uint32_t server) const;
@@ -135,7 +140,8 @@ class RemoteClient : public StoreClient {
   ClientMachine machine_;
   std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
   Homeless homeless_;
-  Clock::time_point homes_next_{};  // when they are tried again
+  Clock::time_point homes_next_{};                // when they are tried again
+  std::vector<std::shared_ptr<Request>> strays_;  // withdrawn pulls, whose memory a lost server may write to
   bool pumping_ = false;
   bool background_ = false;  // somebody left an operation to the background thread
   bool closing_ = false;

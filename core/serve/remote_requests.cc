@@ -25,6 +25,21 @@ bool has_pieces(const TableSpec& spec, uint32_t shard, uint32_t shards) {
   return (shard + shards - shard_of_key(spec, 0, shards)) % shards < spec.pieces();
 }
 
+// As many together as a frame has room for parts.
+std::vector<std::vector<std::shared_ptr<Request>>> cut_by_parts(
+    std::vector<std::shared_ptr<Request>> requests) {
+  std::vector<std::vector<std::shared_ptr<Request>>> frames;
+  size_t parts = kPartsMax;
+  for (auto& request : requests) {
+    if ((parts += request->parts.size()) > kPartsMax) {
+      frames.emplace_back();
+      parts = request->parts.size();
+    }
+    frames.back().push_back(std::move(request));
+  }
+  return frames;
+}
+
 Status misfit() { return {Code::internal, "a server's answer does not fit what it was asked"}; }
 
 }  // namespace
@@ -219,7 +234,7 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const OperationPtr& wh
     for (const Pull& pull : pulls) {
       const RequestBuilder::Grouped grouped = builder_.group(*pull.operation->spec, pull.keys, shared);
       if (grouped.block == nullptr) return give_up(whole, "out of memory for the keys of a pull");
-      const auto bytes = shard_bytes(grouped.split, 4 * pull.operation->row_floats + 8);
+      const auto bytes = shard_bytes(*grouped.split, 4 * pull.operation->row_floats + 8);
       for (const auto& frame : builder_.plan(bytes, frame_bytes, true)) {
         const bool shm = peers_[frame.server]->shm;
         auto request = builder_.pull(pull.operation, grouped, frame, shm, *merger);
@@ -232,9 +247,11 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const OperationPtr& wh
       }
     }
     for (auto& [server, requests] : together) {
-      auto request = RequestBuilder::join(std::move(requests));
-      request->operation = whole;
-      submit(std::move(request));
+      for (auto& some : cut_by_parts(std::move(requests))) {
+        auto request = RequestBuilder::join(std::move(some));
+        request->operation = whole;
+        submit(std::move(request));
+      }
     }
     ++pulls_;
     return seal(whole);
@@ -257,6 +274,7 @@ Status RemoteClient::send_budgeted(const OperationPtr& operation, std::shared_pt
 Status RemoteClient::give_up(const OperationPtr& operation, const char* why) {
   const std::lock_guard lock(mutex_);
   machine_.seal(*operation);
+  operation->sealed = true;
   background_ = true;
   changed_.notify_all();
   keeper_wanted_.notify_one();
@@ -286,7 +304,7 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
     if (!spec.dense) {
       grouped[i] = builder_.group(spec, items[i].keys, false);
       if (grouped[i].block == nullptr) return Status{Code::internal, "out of memory for the keys of a push"};
-      one = shard_bytes(grouped[i].split, 4 * spec.dim + 8);
+      one = shard_bytes(*grouped[i].split, 4 * spec.dim + 8);
     }
     for (uint32_t piece = 0; spec.dense && piece < spec.pieces(); ++piece) {
       one[shard_of_key(spec, piece, shards())] +=
@@ -299,7 +317,11 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
                                        " bytes for one shard are more than the 1 GiB of a frame; push in "
                                        "parts, or use more shards"};
   }
-  const auto frames = builder_.plan(bytes, kPushFrameBytes, false);
+  if (items.size() > kPartsMax) {
+    return Status{Code::bad_input, operation->what + ": " + std::to_string(items.size()) +
+                                       " tables and tensors at once; at most " + std::to_string(kPartsMax)};
+  }
+  const auto frames = builder_.plan(bytes, kPushFrameBytes, false, items.size());
   const auto merger = mergers_.take();
   const auto build = [&](const RequestBuilder::Frame& frame, FiniteCheck* check) -> std::shared_ptr<Request> {
     const bool shm = peers_[frame.server]->shm;
@@ -308,13 +330,13 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
       RequestBuilder::Frame mine{frame.server, {}};
       for (const uint32_t shard : frame.shards) {
         if (!items[i].spec->dense) {
-          if (grouped[i].split.count(shard) > 0) mine.shards.push_back(shard);
+          if (grouped[i].split->count(shard) > 0) mine.shards.push_back(shard);
         } else if (has_pieces(*items[i].spec, shard, shards())) {
           requests.push_back(builder_.push_pieces(items[i], frame.server, shard, options, shm));
         }
       }
       if (!mine.shards.empty()) {
-        requests.push_back(builder_.push(grouped[i].split, mine, items[i], options, shm, *merger, check));
+        requests.push_back(builder_.push(*grouped[i].split, mine, items[i], options, shm, *merger, check));
       }
     }
     const bool whole = std::find(requests.begin(), requests.end(), nullptr) == requests.end();

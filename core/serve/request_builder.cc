@@ -122,9 +122,13 @@ std::vector<std::shared_ptr<Request>> RequestBuilder::route(std::shared_ptr<Requ
   }
   if (kind != Kind::push && kind != Kind::pull && kind != Kind::scan) return {std::move(request)};
   const auto target = [&](const Part& part) {
-    return kind == Kind::push ? now->head(part.shard) : now->reader(part.shard);
+    if (kind == Kind::push) return now->head(part.shard);
+    return kind == Kind::pull ? now->pulled_from(part.shard) : now->reader(part.shard);
   };
-  for (Part& part : request->parts) part.term = now->shards[part.shard].term;
+  for (Part& part : request->parts) {
+    part.term = now->shards[part.shard].term;
+    if (kind == Kind::pull) part.mode = now->any_copy ? kAnyCopy : 0;
+  }
   const bool together = std::all_of(request->parts.begin(), request->parts.end(), [&](const Part& part) {
     return target(part) == target(request->parts[0]);
   });
@@ -187,7 +191,8 @@ RequestBuilder::Grouped RequestBuilder::group(const TableSpec& spec, std::span<c
   grouped.block = allocate(12 * keys.size() + 64, shared);
   if (grouped.block != nullptr) {
     auto* out = reinterpret_cast<int64_t*>(grouped.block->bytes().data());
-    grouped.split = split_keys(spec, keys, shards(), out, reinterpret_cast<uint32_t*>(out + keys.size()));
+    grouped.split = std::make_shared<const SplitKeys>(
+        split_keys(spec, keys, shards(), out, reinterpret_cast<uint32_t*>(out + keys.size())));
   }
   return grouped;
 }
@@ -195,7 +200,8 @@ RequestBuilder::Grouped RequestBuilder::group(const TableSpec& spec, std::span<c
 void RequestBuilder::fill_pull_shared(const PullOperation& operation, const Grouped& grouped,
                                       std::span<const uint32_t> frame_shards, Request& request) const {
   request.blocks = {grouped.block, operation.block};
-  const SplitKeys& split = grouped.split;
+  request.split = grouped.split;
+  const SplitKeys& split = *grouped.split;
   const Place keys = Place::of(*grouped.block);
   const Place rows = Place::of(*operation.block);
   const size_t positions = size_t{8} * split.begin.back();
@@ -215,7 +221,7 @@ void RequestBuilder::fill_pull_shared(const PullOperation& operation, const Grou
 bool RequestBuilder::fill_pull_inline(const PullOperation& operation, const Grouped& grouped,
                                       std::span<const uint32_t> frame_shards, Merger& merger,
                                       Request& request) const {
-  const SplitKeys& split = grouped.split;
+  const SplitKeys& split = *grouped.split;
   size_t count = 0;
   for (const uint32_t shard : frame_shards) count += split.count(shard);
   const auto block = allocate(padded(8 * count) + 12 * count, false);
@@ -267,17 +273,18 @@ std::shared_ptr<Request> RequestBuilder::pull(const std::shared_ptr<PullOperatio
 }
 
 std::vector<RequestBuilder::Frame> RequestBuilder::plan(std::span<const size_t> shard_bytes,
-                                                        size_t frame_bytes, bool pulls) const {
+                                                        size_t frame_bytes, bool pulls, size_t items) const {
   const PlacementPtr now = placement();
   std::map<uint32_t, std::vector<Frame>> by_server;
   std::map<uint32_t, size_t> filled;
   size_t longest = 0;
   for (uint32_t shard = 0; shard < shards(); ++shard) {
     if (shard_bytes[shard] == 0) continue;
-    const uint32_t server = pulls ? now->reader(shard) : now->head(shard);
+    const uint32_t server = pulls ? now->pulled_from(shard) : now->head(shard);
     std::vector<Frame>& frames = by_server[server];
     size_t& bytes = filled[server];
-    if (frames.empty() || bytes >= frame_bytes) {
+    const bool full = bytes >= frame_bytes || (!pulls && bytes + shard_bytes[shard] > kBodyBytesMax);
+    if (frames.empty() || full || (frames.back().shards.size() + 1) * items > kPartsMax) {
       frames.push_back({server, {}});
       bytes = 0;
       longest = std::max(longest, frames.size());

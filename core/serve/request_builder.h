@@ -65,7 +65,7 @@ class RequestBuilder {
   // Keys grouped by shard, in a block of their own (behind the keys come the positions).
   struct Grouped {
     std::shared_ptr<Block> block;  // null: out of memory
-    SplitKeys split;
+    std::shared_ptr<const SplitKeys> split;
   };
   Grouped group(const TableSpec& spec, std::span<const int64_t> keys, bool shared) const;
 
@@ -75,7 +75,9 @@ class RequestBuilder {
     uint32_t server;
     std::vector<uint32_t> shards;
   };
-  std::vector<Frame> plan(std::span<const size_t> shard_bytes, size_t frame_bytes, bool pulls) const;
+  // `items` of a push have at most one part each in a shard.
+  std::vector<Frame> plan(std::span<const size_t> shard_bytes, size_t frame_bytes, bool pulls,
+                          size_t items = 1) const;
   // One frame of several: requests to one server, pushes or (all into shared memory, or none) pulls.
   static std::shared_ptr<Request> join(std::vector<std::shared_ptr<Request>> requests);
 

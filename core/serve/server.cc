@@ -26,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 // After the last message a thread polls this long before it sleeps: a blocking wake-up costs as much.
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kHandshakeTickMs = 500;
+constexpr size_t kStrangersMax = 64;  // of one thread
 constexpr int kSocketBufferBytes = 4 * 1024 * 1024;
 
 // One epoll loop. Connections are given to it once and stay.
@@ -74,6 +75,19 @@ class IoThread {
       Entry& entry = entries_.back();
       entry.self = std::prev(entries_.end());
       if (!poller_.add(fd, EPOLLIN, &entry).ok()) entries_.pop_back();
+    }
+  }
+
+  // A proof takes a moment: of many that have yet to give one the oldest make room, so that strangers never
+  // hold more than a few of the connections there can be. Not while events are gone through, either.
+  void drop_strangers() {
+    size_t strangers = 0;
+    for (auto it = entries_.end(); it != entries_.begin();) {
+      --it;
+      if (it->connection->proved() || ++strangers <= kStrangersMax) continue;
+      ++state_.counters.refused;
+      poller_.remove(it->connection->fd());
+      it = entries_.erase(it);
     }
   }
 
@@ -144,10 +158,11 @@ class IoThread {
         continue;
       }
       bool served = false;
+      bool arrived = false;
       for (const epoll_event& event : events) {
         if (event.data.ptr == nullptr) {
           take_inbox();
-          handshakes = true;
+          arrived = handshakes = true;
         } else if (is_listener(event.data.ptr)) {
           if (!on_listener(event.data.ptr)) {
             set_listeners(0);  // out of descriptors, say: polling it at once again would only burn a core
@@ -159,6 +174,7 @@ class IoThread {
         }
       }
       take_mail();
+      if (arrived) drop_strangers();
       if (served) spin_until = Clock::now() + kSpin;
       if (handshakes && Clock::now() >= next_check) {
         handshakes = drop_overdue();

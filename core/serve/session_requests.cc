@@ -206,9 +206,12 @@ Result<PullPart> Session::check_pull(const FrameView& frame, const Part& part) c
   }
   const auto keys = array(frame, part.keys_segment, part.keys_at, size_t{8} * part.count);
   if (!keys.ok()) return keys.status();
-  if (Status status = server_.store.shard(part.shard).check_pull(part.term); !status.ok()) return status;
+  const bool any_copy = part.mode == kAnyCopy;
+  if (Status status = server_.store.shard(part.shard).check_pull(part.term, any_copy); !status.ok())
+    return status;
   return PullPart{.table = part.table,
                   .term = part.term,
+                  .any_copy = any_copy,
                   .keys = {reinterpret_cast<const int64_t*>(keys->data()), part.count}};
 }
 
@@ -336,7 +339,7 @@ Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
   if (frame.parts.size() != 1 || frame.parts[0].shard >= server_.store.shards())
     return answer(frame, {Code::refused, "a scan names one shard"}, sink);
   const Part& part = frame.parts[0];
-  if (Status status = server_.store.shard(part.shard).check_pull(part.term); !status.ok())
+  if (Status status = server_.store.shard(part.shard).check_pull(part.term, false); !status.ok())
     return answer(frame, status, sink);
   const auto spec = server_.store.table(part.table);
   const size_t row_bytes = spec == nullptr ? 8 : 8 + 4 * spec->dim;

@@ -37,6 +37,7 @@ class ClientOperation : public Operation {
   size_t row_floats = 0;
   std::vector<std::shared_ptr<ClientOperation>> pulls;  // of several tables: one each, in order
   std::shared_ptr<void> keep;  // whatever must outlive the operation, such as the owner of `out`
+  bool sealed = false;         // nothing is added by its caller any more; under the client's mutex
 };
 
 // A question to the sync shard.

@@ -10,13 +10,6 @@
 #include "base/mutants.h"
 
 namespace shoal {
-namespace {
-
-const TableSpec& spec_of(const std::variant<TableRows, DensePieces>& rows) {
-  return std::visit([](const auto& r) -> const TableSpec& { return r.spec(); }, rows);
-}
-
-}  // namespace
 
 TableFigures& TableFigures::operator+=(const TableFigures& other) {
   rows += other.rows;
@@ -41,7 +34,7 @@ Status Shard::unknown(uint32_t table) const {
 Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
   const std::lock_guard lock(mutex_);
   if (Entry* entry = find(spec->id)) {
-    const TableSpec& now = spec_of(entry->rows);
+    const TableSpec& now = entry->spec();
     if (!same_table(now, *spec))
       return {Code::mismatch, describe(now) + " exists; it cannot be opened as " + describe(*spec)};
     if (spec->generation > now.generation) std::visit([&](auto& rows) { rows.set_spec(spec); }, entry->rows);
@@ -76,10 +69,11 @@ Ack Shard::begin(uint32_t term, uint64_t entry) {
   return ack;
 }
 
-Status Shard::readable(uint32_t term) const {
-  if (place_.reads && term == place_.term) return {};
+Status Shard::readable(uint32_t term, bool any_copy) const {
+  const bool here = place_.reads || (any_copy && place_.member);
+  if (here && term == place_.term) return {};
   return {Code::moved, "shard " + std::to_string(number_) + " is at term " + std::to_string(place_.term) +
-                           (place_.reads ? "" : ", and is read elsewhere") + "; the request names term " +
+                           (here ? "" : ", and is read elsewhere") + "; the request names term " +
                            std::to_string(term)};
 }
 
@@ -111,9 +105,9 @@ Status Shard::check_sender(uint32_t term) {
                            "; a server sends of term " + std::to_string(term)};
 }
 
-Status Shard::check_pull(uint32_t term) {
+Status Shard::check_pull(uint32_t term, bool any_copy) {
   const std::shared_lock lock(mutex_);
-  return readable(term);
+  return readable(term, any_copy);
 }
 
 Ack Shard::logged(Ack ack) {
@@ -124,7 +118,7 @@ Ack Shard::logged(Ack ack) {
 Status Shard::check(const PushPart& part) {
   const Entry* entry = find(part.table);
   if (entry == nullptr) return unknown(part.table);
-  const TableSpec& spec = spec_of(entry->rows);
+  const TableSpec& spec = entry->spec();
   const std::optional<size_t> bytes = spec.rows_bytes(part.keys, part.codec);
   // The wire counts a tensor's bytes in fours.
   if (!bytes || (spec.dense ? round_up(*bytes, 4) : *bytes) != part.values.size()) {
@@ -156,7 +150,7 @@ bool Shard::prepare(const PushPart& part, bool only_part) {
 
 bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
   Entry& entry = *find(part.table);
-  float lr = std::isnan(part.lr) ? spec_of(entry.rows).optimizer.lr : part.lr;
+  float lr = std::isnan(part.lr) ? entry.spec().optimizer.lr : part.lr;
   lr /= staleness_divisor(part.by_staleness, part.version_read, version);
   if (auto* table = std::get_if<TableRows>(&entry.rows)) {
     return part.mode == PushMode::assign
@@ -230,6 +224,7 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   for (const PushPart& part : parts) {
     Entry& pushed = *find(part.table);
     ++pushed.pushes;
+    floats_moved_ += part.keys.size() * pushed.spec().floats(0);
     if (auto* table = std::get_if<TableRows>(&pushed.rows)) table->trim();
   }
   return logged(std::move(ack));
@@ -247,7 +242,7 @@ Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, 
     if (!ack.status.ok()) return ack;
   }
   if (identity != nullptr) dedupe_.make_room(*identity);
-  const auto spec = [&](uint32_t table) -> const TableSpec& { return spec_of(find(table)->rows); };
+  const auto spec = [&](uint32_t table) -> const TableSpec& { return find(table)->spec(); };
   ack.status = staging_.add(identity, rank, step, parts, spec, entry == 0);
   if (!ack.status.ok()) return ack;
   if (identity != nullptr) dedupe_.record(*identity, version_);
@@ -256,8 +251,9 @@ Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, 
 
 bool Shard::apply(const Staging::Sum& sum, uint64_t step) {
   Entry& entry = *find(sum.table);
-  const float lr = std::isnan(sum.lr) ? spec_of(entry.rows).optimizer.lr : sum.lr;
+  const float lr = std::isnan(sum.lr) ? entry.spec().optimizer.lr : sum.lr;
   ++entry.pushes;
+  floats_moved_ += sum.keys.size() * sum.stride;
   if (auto* table = std::get_if<TableRows>(&entry.rows)) {
     const auto* rows = reinterpret_cast<const std::byte*>(sum.rows);
     return table->push(sum.keys, Codec::fp32, rows, lr, version_, step);
@@ -333,8 +329,10 @@ Ack Shard::pull(const PullPart& part, const PullTarget& target) {
     ack.status = unknown(part.table);
     return ack;
   }
-  if (ack.status = readable(part.term); !ack.status.ok()) return ack;
+  if (ack.status = readable(part.term, part.any_copy); !ack.status.ok()) return ack;
   std::atomic_ref(entry->pulls).fetch_add(1, std::memory_order_relaxed);
+  std::atomic_ref(floats_moved_)
+      .fetch_add(part.keys.size() * entry->spec().floats(0), std::memory_order_relaxed);
   if (auto* table = std::get_if<TableRows>(&entry->rows)) {
     if (!table->pull(part.keys, target))
       ack.status = {Code::refused, "a position lies outside the buffer of the request"};
@@ -377,7 +375,7 @@ Result<TableFigures> Shard::figures(uint32_t table) {
   figures.pulls = entry->pulls;
   if (!place_.head) return figures;
   figures.pushes = entry->pushes;
-  const TableSpec& spec = spec_of(entry->rows);
+  const TableSpec& spec = entry->spec();
   std::visit(
       [&](const auto& rows) {
         figures.rows = rows.size();
@@ -391,92 +389,12 @@ Result<TableFigures> Shard::figures(uint32_t table) {
   return figures;
 }
 
-Shard::ImageHead Shard::begin_image() {
+ShardLoad Shard::load() {
   const std::lock_guard lock(mutex_);
-  imaged_.clear();
-  for (auto& [id, entry] : tables_) {
-    std::visit([](auto& rows) { rows.begin_image(); }, entry.rows);
-    imaged_.push_back(id);
-  }
-  ImageHead head{.id = ++image_, .entry = entries_, .bytes = {}};
-  const uint64_t numbers[] = {entries_,       version_,       committed_, staleness_.count,
-                              staleness_.sum, staleness_.max, normed_,    std::bit_cast<uint64_t>(norm_)};
-  pack(head.bytes, numbers, 8);
-  (SHOAL_MUTANT(image_without_records) ? Dedupe{} : dedupe_).encode(head.bytes);
-  staging_.encode(head.bytes);
-  return head;
-}
-
-Result<ImagePage> Shard::read_image(uint64_t id, size_t bytes_max) {
-  const std::lock_guard lock(mutex_);
-  if (id != image_) {
-    return Status{Code::unavailable, "another image of shard " + std::to_string(number_) +
-                                         " was begun, or the shard was replaced"};
-  }
-  ImagePage page;
-  while (page.keys.empty() && !imaged_.empty()) {
-    Entry& entry = *find(page.table = imaged_.back());
-    if (std::visit([](const auto& rows) { return rows.image_broken(); }, entry.rows)) return out_of_memory();
-    auto* table = std::get_if<TableRows>(&entry.rows);
-    const size_t row_bytes = 4 * size_t{spec_of(entry.rows).floats(0)};
-    const bool more = table != nullptr ? table->read_image(std::max<size_t>(1, bytes_max / row_bytes), page)
-                                       : std::get<DensePieces>(entry.rows).read_image(page);
-    if (more) continue;
-    std::visit([](auto& rows) { rows.end_image(); }, entry.rows);
-    imaged_.pop_back();
-  }
-  return page;
-}
-
-void Shard::end_image(uint64_t id) {
-  const std::lock_guard lock(mutex_);
-  if (id != image_) return;
-  for (const uint32_t table : imaged_) std::visit([](auto& rows) { rows.end_image(); }, find(table)->rows);
-  imaged_.clear();
-}
-
-Status Shard::restore(std::span<const std::byte> head) {
-  const std::lock_guard lock(mutex_);
-  std::array<uint64_t, 8> numbers{};
-  if (!unpack(head, numbers) || !dedupe_.decode(head) || !staging_.decode(head) || !head.empty())
-    return {Code::refused, "this is not the head of a shard's image"};
-  entries_ = numbers[0];
-  version_ = numbers[1];
-  committed_ = numbers[2];
-  staleness_ = {numbers[3], numbers[4], numbers[5]};
-  normed_ = numbers[6];
-  norm_ = std::bit_cast<double>(numbers[7]);
-  return {};
-}
-
-void Shard::clear() {
-  const std::lock_guard lock(mutex_);
-  for (auto& [id, entry] : tables_) {
-    const auto spec = std::visit([](const auto& rows) { return rows.shared_spec(); }, entry.rows);
-    spec->dense ? void(entry.rows.emplace<DensePieces>(spec)) : void(entry.rows.emplace<TableRows>(spec));
-  }
-  imaged_.clear();
-  ++image_;
-}
-
-void Shard::skip_commits(uint64_t seq) {
-  const std::lock_guard lock(mutex_);
-  committed_ = std::max(committed_, seq);
-}
-
-void Shard::drop_unfinished(std::span<const uint64_t> clocks) {
-  const std::lock_guard lock(mutex_);
-  staging_.drop_unfinished(clocks);
-}
-
-Status Shard::restore(const ImagePage& page) {
-  const std::lock_guard lock(mutex_);
-  Entry* entry = find(page.table);
-  if (entry == nullptr) return unknown(page.table);
-  for (const RowMeta& meta : page.metas) version_ = std::max(version_, meta.version);
-  if (std::visit([&](auto& rows) { return rows.restore(page); }, entry->rows)) return {};
-  return {Code::refused,
-          describe(spec_of(entry->rows)) + ": a page of its image does not fit, or memory is out"};
+  ShardLoad load{.bytes = 0, .floats = floats_moved_};
+  for (const auto& [id, entry] : tables_)
+    load.bytes += std::visit([](const auto& rows) { return rows.memory_bytes(); }, entry.rows);
+  return load;
 }
 
 void Shard::fence(uint64_t client, uint32_t incarnation) {

@@ -31,6 +31,7 @@ namespace shoal {
 struct PullPart {
   uint32_t table = 0;
   uint32_t term = 0;
+  bool any_copy = false;  // also where not all that is here has been acknowledged
   std::span<const int64_t> keys = {};
 };
 
@@ -65,6 +66,12 @@ struct TableFigures {
   TableFigures& operator+=(const TableFigures& other);
 };
 
+// What a shard costs its server: memory, and floats that were read and written since it began.
+struct ShardLoad {
+  uint64_t bytes = 0;
+  uint64_t floats = 0;
+};
+
 class Shard {
  public:
   explicit Shard(uint32_t number, std::shared_ptr<StagedBudget> budget = std::make_shared<StagedBudget>())
@@ -76,7 +83,7 @@ class Shard {
   // Refuses what a server sends that has not learnt this placement.
   Status check_sender(uint32_t term);
   // Refuses a pull that was made for another placement.
-  Status check_pull(uint32_t term);
+  Status check_pull(uint32_t term, bool any_copy);
   uint32_t term();
   // Ok where the log has come to this entry, `unavailable` where it has not yet.
   Ack reached(uint64_t entry);
@@ -107,6 +114,7 @@ class Shard {
   Result<ScanPage> scan(uint32_t table, uint64_t cursor, size_t rows_max);
   Result<TableFigures> figures(uint32_t table);
   Staleness staleness();
+  ShardLoad load();
 
   // An image of this shard as it is now: gives its version and what goes with the rows (dedupe records,
   // staged pushes). Another one that was being read is over.
@@ -138,10 +146,14 @@ class Shard {
     std::variant<TableRows, DensePieces> rows;
     uint64_t pushes = 0;
     uint64_t pulls = 0;
+
+    const TableSpec& spec() const {
+      return std::visit([](const auto& one) -> const TableSpec& { return one.spec(); }, rows);
+    }
   };
 
   Ack begin(uint32_t term, uint64_t entry);
-  Status readable(uint32_t term) const;
+  Status readable(uint32_t term, bool any_copy) const;
   Ack logged(Ack ack);
   bool is_fresh(const PushIdentity& identity, Ack& ack) const;
   Status check(const PushPart& part);
@@ -167,6 +179,7 @@ class Shard {
   uint64_t normed_ = 0;     // the commit that norm_ is of
   double norm_ = 0.0;
   std::unordered_map<uint32_t, Entry> tables_;
+  uint64_t floats_moved_ = 0;
   std::vector<uint32_t> imaged_;  // tables whose image is not read to its end
   uint64_t image_ = 0;            // id of the last one
 };

@@ -158,24 +158,27 @@ void Staging::encode(std::vector<std::byte>& out) const {
   }
 }
 
-bool Staging::decode(std::span<const std::byte>& in) {
+bool Staging::decode(std::span<const std::byte>& in, const std::function<const TableSpec*(uint32_t)>& find) {
   clear();
   uint64_t contributions = 0;
   if (!unpack(in, contributions)) return false;
   for (uint64_t i = 0; i < contributions; ++i) {
     std::array<uint64_t, 5> head{};
-    if (!unpack(in, head)) return false;
+    if (!unpack(in, head) || head[4] == 0) return false;
     Contribution& contribution =
         staged_[{static_cast<uint32_t>(head[0]), head[1], head[2], static_cast<uint32_t>(head[3])}];
     for (uint64_t n = 0; n < head[4]; ++n) {
       Part part;
       std::array<uint64_t, 3> numbers{};
       std::vector<float> rows;
-      if (!unpack(in, part.table) || !unpack(in, part.stride) || !unpack(in, part.lr) ||
-          !unpack(in, numbers) || !unpack(in, part.keys, numbers[2]) || part.stride > kPieceFloats ||
-          !unpack(in, rows, numbers[2] * part.stride)) {
+      if (!unpack(in, part.table) || !unpack(in, part.stride) || !unpack(in, part.lr)) return false;
+      const TableSpec* spec = find(part.table);
+      if (spec == nullptr || part.stride != spec->floats(0) || !unpack(in, numbers) ||
+          !unpack(in, part.keys, numbers[2]) || !unpack(in, rows, part.keys.size() * part.stride)) {
         return false;
       }
+      const auto exists = [&](int64_t key) { return !spec->dense || spec->has_piece(key); };
+      if (!std::all_of(part.keys.begin(), part.keys.end(), exists)) return false;
       const uint64_t keys = numbers[2];
       part.version_read = numbers[0];
       part.by_staleness = numbers[1] != 0;

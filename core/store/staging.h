@@ -56,7 +56,8 @@ class Staging {
 
   // All that is staged, for another shard to go on with.
   void encode(std::vector<std::byte>& out) const;
-  bool decode(std::span<const std::byte>& in);  // false: not what was staged in a shard
+  // False: not what was staged in a shard with these tables. `find` gives null for one that there is not.
+  bool decode(std::span<const std::byte>& in, const std::function<const TableSpec*(uint32_t)>& find);
   // Of each rank: what is for steps from its clock on. Of ranks without a clock: all.
   void drop_unfinished(std::span<const uint64_t> clocks);
 

@@ -87,7 +87,7 @@ static_assert(sizeof(Header) == 128);
 struct Part {
   uint16_t shard = 0;
   uint8_t codec = 0;
-  uint8_t mode = 0;  // pushes: PushMode; replies to pushes: 1 = was a duplicate
+  uint8_t mode = 0;  // pushes: PushMode; replies to pushes: 1 = was a duplicate; pulls: kAnyCopy, or 0
   uint32_t table = 0;
   uint32_t term = 0;
   uint32_t count = 0;         // keys
@@ -105,6 +105,9 @@ struct Part {
   uint32_t pulled_at = 0;     // where it is not 0: the values that the gradient was made from, beside it
 };
 static_assert(sizeof(Part) == 64);
+
+// Any server of the chain may answer: no acknowledged push is missing, others may show.
+inline constexpr uint8_t kAnyCopy = 1;
 
 // Frames between servers: the number in the shard's log, kept where pulls have their positions.
 inline uint64_t log_entry(const Part& part) { return uint64_t{part.positions_end} << 32 | part.positions_at; }

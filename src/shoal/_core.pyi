@@ -91,6 +91,8 @@ class Store:
     """The shards of a store that lies in this process. An image is of the moment at which it began."""
 
     shards: int
+    # Bytes of memory, and floats read and written since it began.
+    def load(self, shard: int) -> tuple[int, int]: ...
     # Its id, and the head: version, dedupe records, staged pushes. Another one of the shard is over.
     def begin_image(self, shard: int) -> tuple[int, bytes]: ...
     # (table, keys, metas as bytes (n, 16), rows), or None at the end
@@ -135,6 +137,7 @@ class Client:
         lane: str,
         timeout_s: float,
         shm_bytes_max: int,
+        any_copy: bool = False,
         coordinator_host: str = "",  # where to renew the lease, and to be told of cuts; "": nowhere
         coordinator_port: int = 0,
     ) -> Client: ...

@@ -16,6 +16,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "serve/chain.h"
+#include "store/commit.h"
+#include "store/sync_message.h"
+#include "wire/pack.h"
 #include "wire_talk.h"
 
 using namespace shoal;
@@ -82,11 +86,81 @@ Part any_part(Input& input) {
   return part;
 }
 
-Kind any_kind(Input& input) {
-  constexpr std::array kinds{Kind::push,    Kind::pull, Kind::scan,   Kind::push,
-                             Kind::declare, Kind::pull, Kind::segment};
+Kind any_kind(Input& input, bool from_server) {
+  constexpr std::array clients{Kind::push, Kind::pull,    Kind::scan, Kind::push,   Kind::declare,
+                               Kind::pull, Kind::segment, Kind::sync, Kind::commit, Kind::norm};
+  constexpr std::array servers{
+      Kind::replicate_push, Kind::replicate_commit, Kind::replicate_sync, Kind::image,
+      Kind::image,          Kind::commit,           Kind::pull,           Kind::declare};
   const auto how = input.take<uint8_t>();
-  return how < 252 ? kinds[how % kinds.size()] : static_cast<Kind>(input.take<uint8_t>() % 40);
+  if (how >= 252) return static_cast<Kind>(input.take<uint8_t>() % 40);
+  return from_server ? servers[how % servers.size()] : clients[how % clients.size()];
+}
+
+void change_some(Input& input, Bytes& body) {
+  for (uint8_t changes = input.take<uint8_t>() % 4; changes > 1 && !body.empty(); --changes)
+    body[input.take<uint16_t>() % body.size()] = input.take<std::byte>();
+}
+
+// What a round ends with, of pushes that this client may have staged.
+Bytes any_commit(Input& input, uint64_t client) {
+  Commit commit{.seq = 1 + input.number(3), .clip = input.take<uint8_t>() % 4 == 0 ? 1.0f : 0.0f};
+  commit.entries.resize(input.number(3) % 16);
+  for (CommitEntry& entry : commit.entries) {
+    entry = {.client = client, .step = input.number(3), .incarnation = 1, .rank = input.number(3)};
+    entry.weight = input.take<uint8_t>() % 8 == 0 ? kDropped : 1.0f;
+  }
+  Bytes body;
+  encode_commit(commit, body);
+  change_some(input, body);
+  return body;
+}
+
+Bytes any_question(Input& input) {
+  SyncRequest question;
+  question.verb = static_cast<SyncVerb>(input.number(12));
+  question.rank = input.number(3);
+  question.step = input.number(3);
+  question.epoch = input.number(2);
+  question.count = input.number(9);
+  question.number = input.number(300);
+  question.weight = static_cast<float>(input.number(3));
+  question.config = {.workers = 1 + input.number(3), .take = static_cast<Take>(input.number(3))};
+  question.units.resize(input.number(3) % 16);
+  Bytes body = encode_sync(question);
+  change_some(input, body);
+  return body;
+}
+
+// The head of a shard's image with pushes that wait for their round; of the right size for their table,
+// mostly.
+Bytes any_head(Input& input, uint64_t client) {
+  Bytes body;
+  const std::array<uint64_t, 8> numbers{0, 1 + input.number(3), input.number(2), 0, 0, 0, 0, 0};
+  const std::array<uint64_t, 2> records_and_contributions{0, input.number(3) % 4};
+  pack(body, numbers.data(), numbers.size());
+  pack(body, records_and_contributions.data(), 2);
+  for (uint64_t i = 0; i < records_and_contributions[1]; ++i) {
+    const uint64_t parts = input.number(3) % 4;
+    const std::array<uint64_t, 5> head{input.number(3), i, client, 1, parts};
+    pack(body, head.data(), head.size());
+    for (uint64_t n = 0; n < parts; ++n) {
+      const uint32_t table = 1 + input.number(5);
+      const uint32_t stride = input.take<uint8_t>() % 4 == 0 ? input.number(20) % 1000 : 3 * table;
+      const std::array<uint32_t, 2> about{table, stride};
+      const float lr = NAN;
+      const std::array<uint64_t, 3> sizes{0, 0, input.number(4) % 8};
+      pack(body, about.data(), 2);
+      pack(body, &lr, 1);
+      pack(body, sizes.data(), 3);
+      const std::vector<int64_t> keys(sizes[2], input.number(9));
+      const std::vector<float> rows(sizes[2] * stride, 1.0f);
+      pack(body, keys.data(), keys.size());
+      pack(body, rows.data(), rows.size());
+    }
+  }
+  change_some(input, body);
+  return body;
 }
 
 // A table's description, sound or with some bytes changed.
@@ -100,9 +174,7 @@ Bytes any_table(Input& input) {
     spec.dim = kPieceFloats + input.number(70'000);
   }
   Bytes body = encode_table(spec);
-  for (uint8_t changes = input.take<uint8_t>() % 4; changes > 1; --changes) {
-    body[input.take<uint16_t>() % body.size()] = input.take<std::byte>();
-  }
+  change_some(input, body);
   return body;
 }
 
@@ -115,8 +187,23 @@ int any_descriptor(Input& input) {
   return segment.ok() ? dup((*segment)->fd()) : -1;
 }
 
+Bytes any_body(Input& input, Kind kind, std::vector<Part>& parts, uint64_t client) {
+  const bool raw = input.take<uint8_t>() % 8 == 0;
+  if (kind == Kind::declare) return any_table(input);
+  if (!raw && (kind == Kind::commit || kind == Kind::norm || kind == Kind::replicate_commit))
+    return any_commit(input, client);
+  if (!raw && (kind == Kind::sync || kind == Kind::replicate_sync)) return any_question(input);
+  if (!raw && kind == Kind::image) {
+    parts.resize(1);
+    parts[0].table = 0;
+    parts[0].mode = 0;
+    return any_head(input, client);
+  }
+  return input.bytes(input.number(250) % 4096);
+}
+
 Bytes any_frame(Input& input, Talk& talk, uint64_t& seq) {
-  const Kind kind = any_kind(input);
+  const Kind kind = any_kind(input, talk.client >= kServerClients);
   if (kind == Kind::segment && input.take<uint8_t>() % 16 != 0) {
     talk.descriptors.push_back(any_descriptor(input));
   }
@@ -129,8 +216,10 @@ Bytes any_frame(Input& input, Talk& talk, uint64_t& seq) {
   header.low = input.take<uint8_t>() < 200 ? header.seq : input.number(300);
   std::vector<Part> parts(input.number(4) % 64);
   std::generate(parts.begin(), parts.end(), [&input] { return any_part(input); });
-  const Bytes body = kind == Kind::declare ? any_table(input) : input.bytes(input.number(250) % 4096);
-  return make_frame(header, parts, body);
+  header.flags = input.take<uint8_t>() % 2 == 0 ? uint32_t{kStage} : uint32_t{kApply};
+  header.rank = input.number(3);
+  header.step = input.number(3);
+  return make_frame(header, parts, any_body(input, kind, parts, talk.client));
 }
 
 // Bytes changed anywhere; then, mostly, the checksum made right again.
@@ -186,6 +275,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto begin = input.take<uint8_t>();
   {
     Talk talk(server);
+    if (begin % 8 >= 6) talk.client = kServerClients + 5;
     if (begin % 8 != 0) {
       require(talk.greet(kToken), "a good greeting was refused");
       for (uint32_t id = 1; id < 6 && begin % 8 != 1; ++id) {

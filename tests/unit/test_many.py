@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -198,3 +199,51 @@ def test_delay_compensation_adds_what_the_values_have_moved_by(clients: list[_co
         np.testing.assert_allclose(now, values - 0.5 * (grad + 0.5 * grad * grad * 0.25), atol=1e-5)
     with pytest.raises(_core.CoreError, match="dc_lambda needs pulled="):
         client.push_tensor(3, np.ones(5, np.float32), lr=1.0, dc_lambda=0.5, timeout_s=WAIT_S)
+
+
+@pytest.mark.parametrize("lane", ["tcp", "shm"])
+def test_more_tables_than_a_frame_has_room_for(lane: str, tmp_path: Path) -> None:
+    shards, tables = 64, 300  # 19,200 parts, where a frame holds 16,384
+    path = str(tmp_path / "s")
+    server = _core.Server(
+        host="127.0.0.1",
+        port=0,
+        unix_path=path,
+        token=b"t",
+        shards=shards,
+        threads=1,
+        frame_bytes_max=1 << 28,
+    )
+    try:
+        address = _core.ServerAddress(0, "127.0.0.1", server.port, path)
+        client = _core.Client.connect(
+            client_id=1,
+            incarnation=1,
+            token=b"t",
+            placement=_core.Placement(
+                version=0, weak=False, servers=[address], terms=[1] * shards, chains=[[0]] * shards
+            ),
+            lane=lane,
+            timeout_s=WAIT_S,
+            shm_bytes_max=1 << 28,
+        )
+        for identity in range(1, tables + 1):
+            spec = _core.TableSpec()
+            spec.id, spec.name, spec.dim = identity, f"t{identity}", 1
+            spec.optimizer, spec.init = _core.OptimizerSpec("sgd"), _core.InitSpec("zeros")
+            client.declare(spec, WAIT_S)
+        _, first = np.unique(_core.key_shards(np.arange(1000), shards), return_index=True)
+        keys = np.sort(first)  # one of each shard
+        assert len(keys) == shards
+        each = [
+            (identity, keys, np.full((shards, 1), identity, np.float32), 1.0) for identity in range(1, 301)
+        ]
+        client.push_many(each, codec="fp32", timeout_s=WAIT_S).wait(WAIT_S)
+        found = client.pull_many(
+            [(identity, keys, None) for identity in range(1, 301)], codec="fp32", timeout_s=WAIT_S
+        ).wait(WAIT_S)
+        for identity, rows in enumerate(found, 1):
+            assert (rows == -identity).all()
+        client.close()
+    finally:
+        server.stop()

@@ -9,13 +9,14 @@ request at a time.
 from __future__ import annotations
 
 import hmac
+import queue
 import secrets
 import socket
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shoal.config import TOKEN_SOURCES
 from shoal.errors import BadInput, Internal, Refused, Timeout, Unavailable, from_code
@@ -233,7 +234,7 @@ class ControlClient:
 
     def _connect(self, end: float) -> socket.socket:
         try:
-            sock = socket.create_connection((self.at.host, self.at.port), timeout=_left(end))
+            sock = _dial(self.at.host, self.at.port, end)
         except socket.gaierror as error:
             if self.address.others:
                 raise
@@ -279,6 +280,45 @@ def _left(end: float) -> float:
     if left <= 0:
         raise TimeoutError
     return left
+
+
+def _dial(host: str, port: int, end: float) -> socket.socket:
+    error: OSError | None = None
+    for family, kind, protocol, _, address in _resolve(host, port, end):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(_left(end))
+            sock.connect(address)
+        except OSError as failure:
+            sock.close()
+            error = failure
+        else:
+            return sock
+    assert error is not None, "a name is resolved to an address, or not at all"
+    raise error
+
+
+def _resolve(host: str, port: int, end: float) -> list[Any]:
+    """Its addresses. A name server is asked by a thread of its own, as no deadline can be given to it."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except OSError as failure:
+            found.put(failure)
+
+    threading.Thread(target=ask, name="shoal-resolve", daemon=True).start()
+    try:
+        answer = found.get(timeout=_left(end))
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def _send(sock: socket.socket, message: Message, end: float) -> None:
