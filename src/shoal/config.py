@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from shoal.errors import BadInput
-from shoal.types import Lane
+from shoal.types import Lane, Reads
 
 __all__ = [
     "ClientOptions",
@@ -44,6 +44,7 @@ TOKEN_SOURCES = (
     "SHOAL_TOKEN_FILE names; `shoal up` prints the file of its cluster"
 )
 _LANES: tuple[str, ...] = get_args(Lane)
+_READS: tuple[str, ...] = get_args(Reads)
 
 
 def check_timeout(seconds: float) -> float:
@@ -83,6 +84,13 @@ def check_lane(lane: str) -> Lane:
     return cast(Lane, lane)
 
 
+def check_reads(reads: str) -> Reads:
+    """`reads` if pulls can be made that way."""
+    if reads not in _READS:
+        raise BadInput(f"reads is {reads!r}; allowed: {', '.join(_READS)}")
+    return cast(Reads, reads)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions:
     """How one client talks to the servers.
@@ -97,10 +105,15 @@ class ClientOptions:
     lane: Lane = "auto"
     # Speed: memory that may be shared with the servers of this host, in all. Lower it in small containers.
     shm_bytes_max: int = 1 << 30
+    # Of copies: strong pulls go to the server that acknowledges; any spreads them over all that have a copy.
+    # What was acknowledged is on all of them (with weak replication perhaps not yet); they may also show
+    # what is not acknowledged yet, and what a server's death takes back.
+    reads: Reads = "strong"
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
         check_lane(self.lane)
+        check_reads(self.reads)
         check_count("shm_bytes_max", self.shm_bytes_max, 0, BYTES_MAX)
 
 
@@ -162,6 +175,7 @@ class Environment:
     token_file: Path | None = None  # SHOAL_TOKEN_FILE: a file that holds it, mode 0600
     timeout_s: float | None = None  # SHOAL_TIMEOUT_S: default deadline of a client's calls
     lane: Lane | None = None  # SHOAL_LANE: auto, shm, unix or tcp
+    reads: Reads | None = None  # SHOAL_READS: strong or any
     log: str = "WARNING"  # SHOAL_LOG: level of what coordinator and servers log to stderr
 
     def find_token(self, token: str | None = None, file: Path | None = None) -> str | None:
@@ -185,6 +199,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     token_file = source.get("SHOAL_TOKEN_FILE")
     timeout = source.get("SHOAL_TIMEOUT_S")
     lane = source.get("SHOAL_LANE")
+    reads = source.get("SHOAL_READS")
     log = source.get("SHOAL_LOG") or "WARNING"
     if log.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise BadInput(f"SHOAL_LOG is {log!r}; allowed: DEBUG, INFO, WARNING, ERROR")
@@ -198,6 +213,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         token_file=Path(token_file) if token_file else None,
         timeout_s=timeout_s,
         lane=check_lane(lane) if lane else None,
+        reads=check_reads(reads) if reads else None,
         log=log.upper(),
     )
 

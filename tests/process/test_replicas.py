@@ -12,10 +12,12 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
+from tests.process.stopping import stop
 
 import shoal
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import GetStatus, StatusInfo
+from shoal.types import Reads
 
 pytestmark = pytest.mark.process
 KEYS = np.arange(400)
@@ -26,9 +28,9 @@ DEADLINE_S = 30.0
 class Pusher(threading.Thread):
     """Pushes ones until told to stop; `acked` counts what was acknowledged, and `error` what was not."""
 
-    def __init__(self, cluster: shoal.LocalCluster, column: int) -> None:
+    def __init__(self, cluster: shoal.LocalCluster, column: int, reads: Reads) -> None:
         super().__init__()
-        self.client = cluster.connect(timeout=DEADLINE_S)
+        self.client = cluster.connect(options=shoal.ClientOptions(timeout_s=DEADLINE_S, reads=reads))
         self.table = self.client.table("counters", dim=4, optimizer=SGD)
         self.column = column
         self.acked = 0
@@ -51,9 +53,9 @@ class Pusher(threading.Thread):
 
 
 @contextmanager
-def pushing(cluster: shoal.LocalCluster, count: int = 2) -> Iterator[list[Pusher]]:
+def pushing(cluster: shoal.LocalCluster, count: int = 2, reads: Reads = "strong") -> Iterator[list[Pusher]]:
     """Clients that push while the block runs; after it all must be as they were told."""
-    pushers = [Pusher(cluster, column) for column in range(count)]
+    pushers = [Pusher(cluster, column, reads) for column in range(count)]
     for pusher in pushers:
         pusher.start()
     try:
@@ -176,6 +178,49 @@ def test_reads_see_what_was_acknowledged_before_the_kill_of_a_tail() -> None:
         assert (table.pull(KEYS) == 10).all()
         assert len(table) == len(KEYS)
         assert sum(len(keys) for keys, _ in table.scan()) == len(KEYS)
+
+
+def test_any_copy_shows_what_was_acknowledged_also_after_a_kill() -> None:
+    with (
+        shoal.LocalCluster(servers=3, replicas=1) as cluster,
+        pushing(cluster, count=3, reads="any") as pushers,
+    ):
+        wait_for_pushes(pushers, 20)
+        os.kill(cluster.servers[1].pid, signal.SIGKILL)
+        wait_for_pushes(pushers, 20)
+        wait_until(lambda: whole(cluster, 1), "the copies were not made again")
+        wait_for_pushes(pushers)
+
+
+def test_reads_of_one_key_are_spread_over_its_copies() -> None:
+    with shoal.LocalCluster(servers=2, replicas=1) as cluster:
+        options = [
+            shoal.ClientOptions(timeout_s=DEADLINE_S, reads=reads) for reads in ("strong", "any", "any")
+        ]
+        clients = [cluster.connect(options=each) for each in options]
+        tables = [client.table("hot", dim=1, optimizer=SGD) for client in clients]
+        tables[0].push([7], np.full((1, 1), -3.0, np.float32))
+        answers = []
+        for server in cluster.servers:
+            stop(server.pid)
+            try:
+                answers.append([_answers(table) for table in tables])
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            wait_until(lambda: all(_answers(table) for table in tables), "it woke, and does not answer")
+        # The strong one reads at one server, as one of the others does; the third reads at the other server.
+        strong, *others = zip(*answers, strict=True)
+        assert sorted(strong) == [False, True]
+        assert sorted(others) == sorted({strong, strong[::-1]})
+        for client in clients:
+            client.close()
+
+
+def _answers(table: shoal.Table) -> bool:
+    try:
+        return bool(table.pull([7], timeout=0.5) == 3.0)
+    except shoal.errors.Timeout:
+        return False
 
 
 def test_weak_copies_lose_at_most_what_was_on_its_way() -> None:

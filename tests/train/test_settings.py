@@ -69,7 +69,6 @@ def test_a_table_follows_the_group_that_holds_it(sync: str) -> None:
         model = torch.nn.ModuleList(tables)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         worker.prepare(model, optimizer)
-        worker.barrier()  # or the other, which opens the table later, says again what the script began with
         optimizer.param_groups[0]["momentum"] = 0.25
         for one in model:
             one(torch.tensor([1])).sum().backward()

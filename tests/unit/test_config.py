@@ -27,9 +27,11 @@ def test_an_empty_environment_says_nothing() -> None:
 
 def test_all_variables_are_read_and_there_are_at_most_ten() -> None:
     values = {"ADDRESS": "a", "TOKEN": "t", "TOKEN_FILE": "f", "TIMEOUT_S": "2", "LANE": "tcp", "LOG": "info"}
+    values["READS"] = "any"
     found = read_environment({f"SHOAL_{name}": value for name, value in values.items()})
     assert (found.address, found.token, found.token_file) == ("a", "t", Path("f"))
     assert (found.timeout_s, found.lane, found.log) == (2.0, "tcp", "INFO")
+    assert found.reads == "any"
     assert len(values) <= 10
 
 
@@ -37,7 +39,7 @@ def test_empty_variables_count_as_not_set() -> None:
     assert read_environment({"SHOAL_ADDRESS": "", "SHOAL_TIMEOUT_S": ""}) == read_environment({})
 
 
-@pytest.mark.parametrize("name", ["TIMEOUT_S", "LANE", "LOG"])
+@pytest.mark.parametrize("name", ["TIMEOUT_S", "LANE", "READS", "LOG"])
 def test_a_bad_variable_is_named(name: str) -> None:
     with pytest.raises(BadInput, match="x-bad"):
         read_environment({f"SHOAL_{name}": "x-bad"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 
 from shoal import _core
 from shoal.errors import Fenced, Refused, ShoalError
@@ -19,6 +20,7 @@ _log = logging.getLogger("shoal.server")
 _WAIT_S = 0.5
 _ASK_S = 5.0
 _PAUSE_S = 0.1
+_LOADS_EVERY_S = 2.0
 _FILL_S = 600.0
 
 
@@ -45,6 +47,8 @@ class ChainDuty:
         self._index = admitted.index
         self._identity = identity
         self._filling: set[int] = set()  # numbers of orders
+        self._shards: list[int] = []
+        self._loads_due = 0.0
         self.over, self._ended = os.pipe()
         threading.Thread(target=self._run, name="shoal-chains", daemon=True).start()
 
@@ -63,6 +67,7 @@ class ChainDuty:
                 server=self._index,
                 identity=self._identity,
                 filling=tuple(self._filling),
+                loads=self._loads(),
             )
             try:
                 news = self._control.ask(request, PlacementNews, _ASK_S)
@@ -81,9 +86,19 @@ class ChainDuty:
                 self._registration.drop()
             if news.placement is not None:
                 version = news.placement.version
+                chains = enumerate(news.placement.chains)
+                self._shards = [shard for shard, chain in chains if self._index in chain]
                 self._server.place(self._index, core_placement(news.placement))
             for order in news.fills:
                 self._begin(order)
+
+    def _loads(self) -> tuple[tuple[int, int, int], ...]:
+        """What each shard here costs, now and then."""
+        if time.monotonic() < self._loads_due:
+            return ()
+        self._loads_due = time.monotonic() + _LOADS_EVERY_S
+        store = self._server.store()
+        return tuple((shard, *store.load(shard)) for shard in self._shards)
 
     def _begin(self, order: FillOrder) -> None:
         self._filling.add(order.number)

@@ -18,11 +18,14 @@ What it decides:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
-from shoal.config import NAME_BYTES_MAX, CoordinatorOptions
+from shoal.config import CoordinatorOptions
 from shoal.errors import BadInput, Fenced, Refused, ShoalError, Timeout, Unavailable, code_of
+from shoal.fleet.admission import index_for, missing
+from shoal.fleet.balance import ShardCosts
 from shoal.fleet.cuts import Cuts, Replies
 from shoal.fleet.decisions import (
     ClientGranted,
@@ -73,6 +76,8 @@ class Coordinator:
         self._gone: dict[int, ServerGone] = {}
         self._leaving: set[int] = set()
         self._placer = Placer(options.replicas)
+        self._costs = ShardCosts(options.shards)
+        self._shard_costs: tuple[Sequence[float], ...] = ()
         self._heard: dict[int, float] = {}  # when each server was last heard of; those with a copy elsewhere
         self._watching: list[Watching] = []
         self._grants = Grants(client_ids_from)
@@ -202,7 +207,7 @@ class Coordinator:
 
     @_handle.register
     def _register_server(self, request: m.RegisterServer, peer: int, now: float, outcome: Outcome) -> None:
-        index = self._index_for(request)
+        index = index_for(request, self._options, self._servers, self._gone)
         server = ServerPlaced(
             index=index,
             identity=request.identity,
@@ -237,9 +242,13 @@ class Coordinator:
                 raise Fenced(f"server {request.server} was given up: {self._gone[request.server].why}")
             if self._options.replicas > 0:
                 self._heard[request.server] = now
+            if request.loads:
+                self._costs.heard(request.server, request.loads, now)
+                self._shard_costs = self._costs.of_shards(now)
         until = now + min(max(0.0, request.wait_s), 3600.0)
         self._watching.append(Watching(peer=peer, request=request, until=until))
-        if request.server is not None and self._placer.knows(request.server, request.after):
+        knows = request.server is not None and self._placer.knows(request.server, request.after)
+        if knows or request.loads:
             self._changed(outcome)
         else:
             self._tell_news(outcome)
@@ -378,6 +387,7 @@ class Coordinator:
                 self._gone[decision.index] = decision
                 self._leaving.discard(decision.index)
                 self._heard.pop(decision.index, None)
+                self._costs.gone(decision.index)
             case Placed():
                 assert len(decision.chains) == len(decision.terms) == self._options.shards
                 self._placer.apply(decision)
@@ -400,7 +410,7 @@ class Coordinator:
 
     def _changed(self, outcome: Outcome) -> None:
         """Plan what is to be done by the state of now, and tell everybody who watches."""
-        self._placer.plan(self._servers.keys() - self._gone.keys(), self._leaving)
+        self._placer.plan(self._servers.keys() - self._gone.keys(), self._leaving, self._shard_costs)
         for index in sorted(self._leaving - self._placer.members() - self._placer.first_to_know):
             if not any(fill.target == index for fill in self._placer.fills.values()):
                 why = "it was removed, and its shards have moved"
@@ -433,33 +443,6 @@ class Coordinator:
             chains=placed.chains,
         )
 
-    def _index_for(self, request: m.RegisterServer) -> int:
-        """The server's place, or a refusal that says why there is none."""
-        if request.shards != self._options.shards:
-            raise Refused(f"this cluster has {self._options.shards} shards, the server {request.shards}")
-        texts = (request.identity, request.host, request.unix_path)
-        if any(len(text.encode()) > NAME_BYTES_MAX for text in texts) or not 0 < request.port < 65536:
-            raise BadInput(
-                f"a server registers with a port above 0, and texts of up to {NAME_BYTES_MAX} bytes"
-            )
-        for server in self._servers.values():
-            if server.identity == request.identity:
-                if server.index in self._gone:
-                    raise Fenced(f"server {server.index} was given up: {self._gone[server.index].why}")
-                return server.index
-        free = self._missing()
-        if request.index is None:
-            return free[0] if free else max(self._servers) + 1
-        if request.index in free:
-            return request.index
-        if request.index in self._servers:
-            other = self._servers[request.index]
-            raise Refused(
-                f"index {request.index} belongs to the server of pid {other.pid} at "
-                f"{other.host}:{other.port}; join without an index to be a new server"
-            )
-        return max(self._servers) + 1
-
     def _grant(self, name: str | None, outcome: Outcome) -> m.ClientGrant:
         granted = self._grants.next(name)
         self._decide(outcome, granted)
@@ -470,7 +453,7 @@ class Coordinator:
         )
 
     def _missing(self) -> tuple[int, ...]:
-        return tuple(index for index in range(self._options.servers) if index not in self._servers)
+        return missing(self._options, self._servers)
 
     def _server_infos(self) -> tuple[m.ServerInfo, ...]:
         return tuple(

@@ -8,12 +8,12 @@ servers are replaced, shards move to new servers, and servers are emptied before
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from shoal.fleet.balance import Balance
 from shoal.fleet.decisions import Placed
 
 __all__ = ["Fill", "Placer", "first_chains"]
@@ -21,6 +21,8 @@ __all__ = ["Fill", "Placer", "first_chains"]
 Chain = tuple[int, ...]
 # Fills at once: enough to keep a link busy while one is being ended.
 _FILLS_MAX = 2
+# What two servers gain whose loads differ by a fifth of the mean: less comes and goes by itself.
+_WORTH_MOVING = 0.02
 
 
 def first_chains(shards: int, servers: int, replicas: int) -> tuple[Chain, ...]:
@@ -113,12 +115,17 @@ class Placer:
         chain = tuple(member for member in old if member != fill.leaving)
         return self._changed({shard: (*chain, target)})
 
-    def plan(self, up: Collection[int], leaving: Collection[int] = ()) -> list[Fill]:
-        """Fills to begin now; `leaving` are up and must be emptied."""
+    def plan(
+        self,
+        up: Collection[int],
+        leaving: Collection[int] = (),
+        costs: Sequence[Sequence[float]] = (),
+    ) -> list[Fill]:
+        """Fills to begin now; `leaving` are up and must be emptied. `costs`: of shards, by dimension."""
         assert self.placed is not None
         begun = []
         while len(self.fills) < _FILLS_MAX:
-            fill = self._next_fill(frozenset(up), frozenset(leaving))
+            fill = self._next_fill(frozenset(up), frozenset(leaving), costs)
             if fill is None:
                 break
             self.fills[fill.shard] = fill
@@ -144,19 +151,17 @@ class Placer:
             chains=tuple(chains.get(shard, chain) for shard, chain in enumerate(old.chains)),
         )
 
-    def _next_fill(self, up: frozenset[int], leaving: frozenset[int]) -> Fill | None:
+    def _next_fill(
+        self, up: frozenset[int], leaving: frozenset[int], costs: Sequence[Sequence[float]]
+    ) -> Fill | None:
         """The most urgent: a shard with too few copies, then one that must leave, then one that evens out."""
         assert self.placed is not None
-        load = Counter(dict.fromkeys(up - leaving, 0))
-        load.update(member for chain in self.placed.chains for member in chain if member in load)
-        load.update(fill.target for fill in self.fills.values())
-        leave = (fill.leaving for fill in self.fills.values())
-        load.subtract(server for server in leave if server is not None and server in load)
-        if not load:
+        if not up - leaving:
             return None
-        idle = [s for s in range(len(self.placed.chains)) if s not in self.fills]
-        least = sorted(load, key=lambda server: (load[server], server))
         chains = self.placed.chains
+        idle = [s for s in range(len(chains)) if s not in self.fills]
+        balance = self._balance(up - leaving, costs or ([1.0] * len(chains),))
+        least = balance.least_first()
         short = [s for s in idle if len(chains[s]) < min(self._length, len(up))]
         wanted: list[tuple[int, int | None]] = [
             (s, None) for s in sorted(short, key=lambda s: len(chains[s]))
@@ -168,12 +173,33 @@ class Placer:
         for shard in short:  # better with a server that is to leave than alone
             if fill := self._fill(shard, sorted(leaving), up):
                 return fill
-        most = least[-1]
-        if load[most] - load[least[0]] > 1:
-            for shard in idle:
-                if most in chains[shard] and (fill := self._fill(shard, least[:1], up, most)):
-                    return fill
-        return None
+        best = max(
+            (
+                (round(balance.gain(shard, source, target), 9), -shard, source, target)
+                for shard in idle
+                for source in chains[shard]
+                if source in up - leaving and chains[shard][-1] in up
+                for target in least
+                if target not in chains[shard]
+            ),
+            default=None,
+        )
+        if best is None or best[0] <= (_WORTH_MOVING if costs else 1e-6):
+            return None
+        return self._fill(-best[1], [best[3]], up, best[2])
+
+    def _balance(self, servers: frozenset[int], costs: Sequence[Sequence[float]]) -> Balance:
+        """As it will be when the fills are done."""
+        assert self.placed is not None
+        balance = Balance(servers, costs, self._length)
+        for shard, chain in enumerate(self.placed.chains):
+            for member in chain:
+                balance.put(member, shard)
+        for fill in self.fills.values():
+            balance.put(fill.target, fill.shard)
+            if fill.leaving is not None:
+                balance.put(fill.leaving, fill.shard, -1)
+        return balance
 
     def _fill(
         self, shard: int, targets: list[int], up: frozenset[int], leaving: int | None = None

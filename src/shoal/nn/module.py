@@ -90,11 +90,12 @@ class TableModule(torch.nn.Module):
         self._table: Table | None = None
         self._offer: Offer | None = None
 
-    def bind(self, client: Client, optimizer: Optimizer | None = None) -> None:
+    def bind(self, client: Client, optimizer: Optimizer | None = None, *, retune: bool = True) -> None:
         """Open the table by `client`, with the module's own optimizer or else with this one.
 
-        Binding again is harmless, and binds to the new client. What another module made of the same name
-        must agree: `shoal.errors.Mismatch` shows both sides.
+        Of a table that exists the hyper-parameters follow, unless `retune=False`. Binding again is harmless,
+        and binds to the new client. What another module made of the same name must agree:
+        `shoal.errors.Mismatch` shows both sides.
         """
         chosen = self.optimizer or _check_kind("optimizer", optimizer, Optimizer)
         if chosen is None:
@@ -104,7 +105,13 @@ class TableModule(torch.nn.Module):
                 f"bind(client, optimizer=...); or a torch optimizer that holds its handle to prepare"
             )
         self._table = client.table(
-            self.table_name, dim=self.dim, optimizer=chosen, init=self.init, seed=self.seed, wire=self.wire
+            self.table_name,
+            dim=self.dim,
+            optimizer=chosen,
+            init=self.init,
+            seed=self.seed,
+            wire=self.wire,
+            retune=retune,
         )
         self._client = client
         self._offer = None

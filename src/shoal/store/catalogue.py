@@ -52,6 +52,7 @@ class TableRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     placement: Range | None = None
     brings_value: bool = False
+    retune: bool = True  # hyper-parameters that differ from what exists take their place
 
 
 class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +243,7 @@ def _agree(entry: TableEntry, request: TableRequest) -> TableEntry:
             f"{entry.what} exists with other settings: {'; '.join(differences)}. "
             f"Open it by name alone to take what exists, or choose another name"
         )
-    if request.optimizer is None or request.optimizer == entry.optimizer:
+    if request.optimizer is None or request.optimizer == entry.optimizer or not request.retune:
         return entry
     return msgspec.structs.replace(entry, optimizer=request.optimizer, generation=entry.generation + 1)
 

@@ -44,11 +44,17 @@ class Session:
     """What a client and its tables share: the core's client, the deadline, and whose it is."""
 
     def __init__(
-        self, core: _core.Client, address: str, options: ClientOptions, name: str | None = None
+        self,
+        core: _core.Client,
+        address: str,
+        options: ClientOptions,
+        name: str | None = None,
+        incarnation: int = 1,
     ) -> None:
         self.core = core
         self.address = address
         self.name = name
+        self.incarnation = incarnation
         self.pid = os.getpid()
         self.closed = False
         self.aside: Callable[[], str] = str  # what else is amiss, for errors that may come of it
@@ -143,6 +149,11 @@ class Client:
         return self._session.name
 
     @property
+    def incarnation(self) -> int:
+        """How many clients of its name there have been, with this one."""
+        return self._session.incarnation
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._session.closed
@@ -157,13 +168,15 @@ class Client:
         seed: int | None = None,
         wire: Codec = "fp32",
         placement: Range | None = None,
+        retune: bool = True,
     ) -> Table:
         """Create or open the table `name`.
 
         To create one, `dim` and `optimizer` are needed; `init` is Zeros, `seed` 0 and keys are hashed
         unless said otherwise. If it exists, what is given must agree with it (Mismatch shows both sides)
-        and what is not given is taken as it is; only hyper-parameters, such as lr, are updated. `wire`
-        is this handle's own: fp32, fp16, bf16 or int8 values on the way.
+        and what is not given is taken as it is; only hyper-parameters, such as lr, are updated, and with
+        `retune=False` they stay as well. `wire` is this handle's own: fp32, fp16, bf16 or int8 values on
+        the way.
 
         >>> import shoal
         >>> client = shoal.connect("memory://")
@@ -179,6 +192,7 @@ class Client:
             init=_check("init", init, Initializer),
             seed=_check("seed", seed, int | np.integer, int),
             placement=_check("placement", placement, Range),
+            retune=retune,
         )
         codec = _check_codec(wire)
         seconds = self._session.deadline(None)
@@ -191,11 +205,13 @@ class Client:
         *,
         optimizer: Optimizer | None = None,
         wire: Codec = "fp32",
+        retune: bool = True,
     ) -> Tensor:
         """Create or open the dense tensor `name`.
 
         The first client that brings a `value` (float32, any shape) sets it; those that come later get
         what is there, and their value must only agree in shape. Without `value` it is opened.
+        Hyper-parameters that are given take the place of those that are there, unless `retune=False`.
 
         >>> import numpy as np, shoal
         >>> client = shoal.connect("memory://")
@@ -216,6 +232,7 @@ class Client:
             shape=None if array is None else array.shape,
             optimizer=_check("optimizer", optimizer, Optimizer),
             brings_value=array is not None,
+            retune=retune,
         )
         # One at a time: the coordinator tells clients apart, and this client's threads must not write two
         # first values at once.

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 from shoal import _core
 from shoal.config import (
@@ -160,12 +161,14 @@ def _options(
     if base is None:
         base = ClientOptions()
         base = ClientOptions(
-            timeout_s=environment.timeout_s or base.timeout_s, lane=environment.lane or base.lane
+            timeout_s=environment.timeout_s or base.timeout_s,
+            lane=environment.lane or base.lane,
+            reads=environment.reads or base.reads,
         )
-    return ClientOptions(
+    return replace(
+        base,
         timeout_s=base.timeout_s if timeout is None else check_timeout(timeout),
         lane=base.lane if lane is None else check_lane(lane),
-        shm_bytes_max=base.shm_bytes_max,
     )
 
 
@@ -182,7 +185,7 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
     except BaseException:
         control.close()
         raise
-    session = Session(core, str(address), options, name)
+    session = Session(core, str(address), options, name, grant.incarnation)
     watch = PlacementWatch(address, token, session, grant.placement.version)
     session.aside = watch.aside
     directory: Directory = RemoteDirectory(control, watch, relay)
@@ -204,6 +207,7 @@ def _connect_core(
                 lane=options.lane,
                 timeout_s=options.timeout_s,
                 shm_bytes_max=options.shm_bytes_max,
+                any_copy=options.reads == "any",
                 coordinator_host=pulse.host,
                 coordinator_port=pulse.port,
             )

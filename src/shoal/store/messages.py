@@ -153,7 +153,8 @@ class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
     """Answered when there is a placement newer than `after`, or work for this server, or after `wait_s`.
 
     A server says who it is, and thereby that it lives: its lease is renewed. `filling`: the orders that it
-    carries out already.
+    carries out already; `loads`: of each of its shards the bytes, and the floats read and written since it
+    began.
     """
 
     after: int
@@ -161,6 +162,7 @@ class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
     server: int | None = None
     identity: str = ""
     filling: tuple[int, ...] = ()
+    loads: tuple[tuple[int, int, int], ...] = ()
 
 
 class Filled(_Message, frozen=True, kw_only=True, tag="filled"):

@@ -160,7 +160,7 @@ def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[St
                         f"module {name}; one name is one table"
                     )
             if not module.bound:
-                module.bind(worker.client, optimizer)
+                module.bind(worker.client, optimizer, retune=worker.sets_settings)
 
 
 def _table_optimizer(worker: Worker, module: TableModule, use: tuple[Stepped, TableUse] | None) -> Any:

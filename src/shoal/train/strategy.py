@@ -70,8 +70,9 @@ class Strategy(ABC):
 
     def open_tensors(self, entries: Sequence[tuple[Dense, Any]]) -> None:
         """Register dense parameters with these server optimizers and take over the values that are there."""
+        client, retune = self.worker.client, self.worker.sets_settings
         for dense, optimizer in entries:
-            tensor = self.worker.client.tensor(dense.name, flat(dense.parameter), optimizer=optimizer)
+            tensor = client.tensor(dense.name, flat(dense.parameter), optimizer=optimizer, retune=retune)
             self.tensors[id(dense.parameter)] = tensor
 
     def loaded(self, model: torch.nn.Module) -> None:

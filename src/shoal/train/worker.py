@@ -313,6 +313,11 @@ class Worker:
         """Whether it is the only worker of a store in its own process."""
         return self.world_size == 1 and self.client.address == "memory://"
 
+    @property
+    def sets_settings(self) -> bool:
+        """Whether hyper-parameters begin as its script says: as worker 0's, unless it took over from one."""
+        return self.rank == 0 and self.client.incarnation == 1
+
     def gradients(self) -> list[tuple[torch.Tensor | None, int]]:
         """Every gradient as it is now, with a number that changes when it does."""
         stepped = [] if self.strategy is None else self.strategy.stepped
