@@ -1,6 +1,7 @@
 #include "serve/chain_driver.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -107,7 +108,10 @@ void ChainDriver::wait(const std::vector<std::pair<uint32_t, std::shared_ptr<Pee
   const auto spin_until = Clock::now() + kSpin;
   const timespec none{};
   int ready = 0;
-  while (ready == 0 && Clock::now() < spin_until) ready = ppoll(fds.data(), fds.size(), &none, nullptr);
+  while (ready == 0 && Clock::now() < spin_until) {
+    ready = ppoll(fds.data(), fds.size(), &none, nullptr);
+    if (ready == 0) sched_yield();  // whoever is runnable goes first
+  }
   const timespec time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
   if (ready == 0) ppoll(fds.data(), fds.size(), &time, nullptr);
   uint64_t ignored = 0;

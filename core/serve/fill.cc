@@ -5,8 +5,8 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kPageBytes = size_t{1} << 20;   // read under the shard's mutex
-constexpr size_t kBytesOpen = size_t{16} << 20;  // on their way
+constexpr size_t kPageBytes = size_t{256} << 10;  // read under the shard's mutex
+constexpr size_t kBytesOpen = size_t{1} << 20;    // on their way: pushes to the target wait behind them
 
 using Bytes = std::vector<std::byte>;
 

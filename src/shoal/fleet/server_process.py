@@ -10,6 +10,7 @@ on serving and registers again when it is back.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
 import os
 import secrets
@@ -38,6 +39,7 @@ _log = logging.getLogger("shoal.server")
 _JOIN_S = 30.0
 _REJOIN_S = 1.0
 _REJOIN_EVERY_MS = 250
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 # A path of a unix socket has room for 107 bytes.
 _UNIX_PATH_BYTES_MAX = 100
 
@@ -153,6 +155,16 @@ def _wait(
             complained = True
 
 
+def _keep_memory() -> None:
+    """What one request gives back is the next one's. glibc would hand it to the kernel and ask for it again,
+    page by page."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for option, size in ((_M_TRIM_THRESHOLD, 256 << 20), (_M_MMAP_THRESHOLD, 32 << 20)):
+            if not libc.mallopt(option, size):
+                _log.warning("mallopt(%d, %d) was refused", option, size)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
@@ -178,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parse(arguments)
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
+    _keep_memory()
 
     def serve(token: str) -> int:
         run_server(
