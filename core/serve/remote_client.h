@@ -45,6 +45,7 @@ class RemoteClient : public StoreClient {
   void release() override;
   uint32_t shards() const override { return builder_.shards(); }
   void set_placement(Placement placement) override;
+  Loss taken_over(uint16_t shard, const Shard::Began& began) override;
   void close() override;
 
  private:
@@ -135,6 +136,7 @@ class RemoteClient : public StoreClient {
   ClientMachine machine_;
   std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
   Homeless homeless_;
+  Acknowledged acknowledged_;
   Clock::time_point homes_next_{};  // when they are tried again
   bool pumping_ = false;
   bool background_ = false;  // somebody left an operation to the background thread

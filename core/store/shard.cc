@@ -3,20 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cassert>
 #include <cmath>
 
 #include "base/mutants.h"
 
 namespace shoal {
-namespace {
 
-const TableSpec& spec_of(const std::variant<TableRows, DensePieces>& rows) {
+const TableSpec& Shard::spec_of(const std::variant<TableRows, DensePieces>& rows) {
   return std::visit([](const auto& r) -> const TableSpec& { return r.spec(); }, rows);
 }
-
-}  // namespace
 
 TableFigures& TableFigures::operator+=(const TableFigures& other) {
   rows += other.rows;
@@ -54,8 +50,15 @@ Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
 bool Shard::place(const ChainPlace& place) {
   const std::lock_guard lock(mutex_);
   const bool left = place.term >= place_.term && place_.member && !place.member;
-  if (place.term >= place_.term) place_ = place;
+  if (place.term < place_.term) return false;
+  if (place.head && !place_.head) began_ = {place.term, version_, entries_};
+  place_ = place;
   return left;
+}
+
+Shard::Began Shard::began() {
+  const std::shared_lock lock(mutex_);
+  return began_;
 }
 
 // Whether the log goes on with this entry, a client's (0) or the one of the server before.
@@ -275,7 +278,7 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
   Ack ack = begin(entry == 0 ? place_.term : term, entry);
   ack.duplicate = ack.duplicate || commit.seq <= committed_;
   if (!ack.status.ok() || ack.duplicate) return ack;
-  if (commit.seq != committed_ + 1) {
+  if (commit.seq != committed_ + 1 && !rejoined_) {
     ack.status = {Code::refused, "commit " + std::to_string(commit.seq) + " came to shard " +
                                      std::to_string(number_) + ", which is at " + std::to_string(committed_)};
     return ack;
@@ -389,94 +392,6 @@ Result<TableFigures> Shard::figures(uint32_t table) {
   const uint32_t floats = spec.floats(0);
   figures.state_bytes = figures.value_bytes * state_floats(spec.optimizer, floats) / floats;
   return figures;
-}
-
-Shard::ImageHead Shard::begin_image() {
-  const std::lock_guard lock(mutex_);
-  imaged_.clear();
-  for (auto& [id, entry] : tables_) {
-    std::visit([](auto& rows) { rows.begin_image(); }, entry.rows);
-    imaged_.push_back(id);
-  }
-  ImageHead head{.id = ++image_, .entry = entries_, .bytes = {}};
-  const uint64_t numbers[] = {entries_,       version_,       committed_, staleness_.count,
-                              staleness_.sum, staleness_.max, normed_,    std::bit_cast<uint64_t>(norm_)};
-  pack(head.bytes, numbers, 8);
-  (SHOAL_MUTANT(image_without_records) ? Dedupe{} : dedupe_).encode(head.bytes);
-  staging_.encode(head.bytes);
-  return head;
-}
-
-Result<ImagePage> Shard::read_image(uint64_t id, size_t bytes_max) {
-  const std::lock_guard lock(mutex_);
-  if (id != image_) {
-    return Status{Code::unavailable, "another image of shard " + std::to_string(number_) +
-                                         " was begun, or the shard was replaced"};
-  }
-  ImagePage page;
-  while (page.keys.empty() && !imaged_.empty()) {
-    Entry& entry = *find(page.table = imaged_.back());
-    if (std::visit([](const auto& rows) { return rows.image_broken(); }, entry.rows)) return out_of_memory();
-    auto* table = std::get_if<TableRows>(&entry.rows);
-    const size_t row_bytes = 4 * size_t{spec_of(entry.rows).floats(0)};
-    const bool more = table != nullptr ? table->read_image(std::max<size_t>(1, bytes_max / row_bytes), page)
-                                       : std::get<DensePieces>(entry.rows).read_image(page);
-    if (more) continue;
-    std::visit([](auto& rows) { rows.end_image(); }, entry.rows);
-    imaged_.pop_back();
-  }
-  return page;
-}
-
-void Shard::end_image(uint64_t id) {
-  const std::lock_guard lock(mutex_);
-  if (id != image_) return;
-  for (const uint32_t table : imaged_) std::visit([](auto& rows) { rows.end_image(); }, find(table)->rows);
-  imaged_.clear();
-}
-
-Status Shard::restore(std::span<const std::byte> head) {
-  const std::lock_guard lock(mutex_);
-  std::array<uint64_t, 8> numbers{};
-  if (!unpack(head, numbers) || !dedupe_.decode(head) || !staging_.decode(head) || !head.empty())
-    return {Code::refused, "this is not the head of a shard's image"};
-  entries_ = numbers[0];
-  version_ = numbers[1];
-  committed_ = numbers[2];
-  staleness_ = {numbers[3], numbers[4], numbers[5]};
-  normed_ = numbers[6];
-  norm_ = std::bit_cast<double>(numbers[7]);
-  return {};
-}
-
-void Shard::clear() {
-  const std::lock_guard lock(mutex_);
-  for (auto& [id, entry] : tables_) {
-    const auto spec = std::visit([](const auto& rows) { return rows.shared_spec(); }, entry.rows);
-    spec->dense ? void(entry.rows.emplace<DensePieces>(spec)) : void(entry.rows.emplace<TableRows>(spec));
-  }
-  imaged_.clear();
-  ++image_;
-}
-
-void Shard::skip_commits(uint64_t seq) {
-  const std::lock_guard lock(mutex_);
-  committed_ = std::max(committed_, seq);
-}
-
-void Shard::drop_unfinished(std::span<const uint64_t> clocks) {
-  const std::lock_guard lock(mutex_);
-  staging_.drop_unfinished(clocks);
-}
-
-Status Shard::restore(const ImagePage& page) {
-  const std::lock_guard lock(mutex_);
-  Entry* entry = find(page.table);
-  if (entry == nullptr) return unknown(page.table);
-  for (const RowMeta& meta : page.metas) version_ = std::max(version_, meta.version);
-  if (std::visit([&](auto& rows) { return rows.restore(page); }, entry->rows)) return {};
-  return {Code::refused,
-          describe(spec_of(entry->rows)) + ": a page of its image does not fit, or memory is out"};
 }
 
 void Shard::fence(uint64_t client, uint32_t incarnation) {

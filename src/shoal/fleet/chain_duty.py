@@ -5,11 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
 
 from shoal import _core
 from shoal.errors import Fenced, Refused, ShoalError
 from shoal.store.control import ControlClient
-from shoal.store.messages import Done, Filled, FillOrder, PlacementNews, ServerAdmitted, WatchPlacement
+from shoal.store.messages import (
+    Done,
+    Filled,
+    FillOrder,
+    PlacementInfo,
+    PlacementNews,
+    ServerAdmitted,
+    Takeover,
+    WatchPlacement,
+)
 from shoal.store.placement_watch import core_placement
 
 __all__ = ["ChainDuty"]
@@ -38,6 +48,7 @@ class ChainDuty:
         identity: str,
     ) -> None:
         self._server = server
+        self._store = server.store()
         self._control = control
         self._reports = control.another()  # the other waits for news most of the time
         self._registration = registration
@@ -50,6 +61,7 @@ class ChainDuty:
 
     def _run(self) -> None:
         version = 0
+        takeovers: list[Takeover] = []
         pause = threading.Event()
         while True:
             if self._server.diverged:
@@ -63,6 +75,7 @@ class ChainDuty:
                 server=self._index,
                 identity=self._identity,
                 filling=tuple(self._filling),
+                takeovers=tuple(takeovers),
             )
             try:
                 news = self._control.ask(request, PlacementNews, _ASK_S)
@@ -79,11 +92,20 @@ class ChainDuty:
                 continue
             if news.life != self.life:
                 self._registration.drop()
+            takeovers.clear()
             if news.placement is not None:
                 version = news.placement.version
                 self._server.place(self._index, core_placement(news.placement))
+                takeovers += self._takeovers(news.placement)
             for order in news.fills:
                 self._begin(order)
+
+    def _takeovers(self, placement: PlacementInfo) -> Iterator[Takeover]:
+        """The shards that this server heads since this placement."""
+        for shard, (chain, now) in enumerate(zip(placement.chains, placement.terms, strict=True)):
+            term, version, entry = self._store.began(shard)
+            if chain[0] == self._index and term == now > 1:
+                yield Takeover(shard=shard, term=term, version=version, entry=entry)
 
     def _begin(self, order: FillOrder) -> None:
         self._filling.add(order.number)
