@@ -63,9 +63,7 @@ void restore_page(const LocalStore& self, uint32_t number, uint32_t table, const
   }));
 }
 
-}  // namespace
-
-void bind_image(nb::module_& m, nb::class_<PyClient>& client, nb::class_<PyServer>& server) {
+void bind_local_store(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<LocalStore>(m, "Store")
       .def_prop_ro("shards", [](const LocalStore& self) { return self.store->shards(); })
@@ -87,6 +85,14 @@ void bind_image(nb::module_& m, nb::class_<PyClient>& client, nb::class_<PyServe
              check(without_gil([&] { return shard_of(self, shard).restore(view(head)); }));
              if (self.chain != nullptr) self.chain->restored(static_cast<uint16_t>(shard));
            })
+      .def("declare", [](const LocalStore& self, const TableSpec& spec) { check(self.store->declare(spec)); })
+      .def("unplace", [](const LocalStore& self, uint32_t shard) { shard_of(self, shard).unplace(); })
+      .def("rejoin", [](const LocalStore& self, uint32_t shard) { shard_of(self, shard).rejoin(); })
+      .def("began",
+           [](const LocalStore& self, uint32_t shard) {
+             const Shard::Began began = shard_of(self, shard).began();
+             return nb::make_tuple(began.term, began.version, began.entry);
+           })
       .def("clear", [](const LocalStore& self, uint32_t shard) { shard_of(self, shard).clear(); })
       .def("skip_commits", [](const LocalStore& self, uint32_t shard,
                               uint64_t seq) { shard_of(self, shard).skip_commits(seq); })
@@ -107,6 +113,13 @@ void bind_image(nb::module_& m, nb::class_<PyClient>& client, nb::class_<PyServe
              if (self.chain != nullptr) self.chain->restored(kSyncLog);
            })
       .def("restore_page", &restore_page, "shard"_a, "table"_a, "keys"_a, "metas"_a, "rows"_a);
+}
+
+}  // namespace
+
+void bind_image(nb::module_& m, nb::class_<PyClient>& client, nb::class_<PyServer>& server) {
+  using namespace nb::literals;
+  bind_local_store(m);
   client.def(
       "store",
       [](const PyClientPtr& self) {

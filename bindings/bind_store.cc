@@ -307,6 +307,12 @@ void bind_tensors(nb::class_<PyClient>& c) {
   }
 }
 
+nb::tuple taken_over(const PyClientPtr& self, uint16_t shard, uint32_t term, uint64_t version,
+                     uint64_t entry) {
+  const Loss loss = self->use().taken_over(shard, {term, version, entry});
+  return nb::make_tuple(loss.version, loss.pushes);
+}
+
 }  // namespace
 
 nb::class_<PyClient> bind_store(nb::module_& m) {
@@ -343,6 +349,7 @@ nb::class_<PyClient> bind_store(nb::module_& m) {
     StoreClient& c = self->use();
     without_gil([&] { c.set_placement(placement); });
   });
+  client.def("taken_over", &taken_over, "shard"_a, "term"_a, "version"_a, "entry"_a);
   client.def(
       "declare",
       [](const PyClientPtr& self, const TableSpec& spec, double timeout_s) {

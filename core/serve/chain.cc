@@ -111,6 +111,13 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
   wake_();
 }
 
+uint32_t Chain::unheld(uint16_t shard) {
+  if (!weak_) return 0;
+  const std::lock_guard lock(mutex_);
+  const PerShard& here = shards_[shard];
+  return here.place.next == kNobody ? 0 : static_cast<uint32_t>(1 + here.unheld.size());
+}
+
 void Chain::send(const Header& header, std::span<const Part> parts, Bytes body) {
   {
     const std::lock_guard lock(mutex_);

@@ -39,6 +39,8 @@ class Chain {
 
   // `weak`: replies do not wait for the servers behind.
   Chain(std::function<void()> wake, bool weak) : wake_(std::move(wake)), weak_(weak) {}
+  // Of a weak chain: 1 + the entries that the next server may not have. 0: what is answered is held behind.
+  uint32_t unheld(uint16_t shard);
   bool in_use() const { return in_use_.load(std::memory_order_relaxed); }
   // Who this server is among `servers`: frames are sent in its name.
   void introduce(uint32_t server, uint32_t incarnation, size_t servers);

@@ -279,6 +279,10 @@ bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
       code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, text()};
   if (!status.ok() || frame.header.last != 0) {
     const std::lock_guard lock(mutex_);
+    // Not one that a new placement has just taken back.
+    if (status.ok() && request->header.kind == static_cast<uint16_t>(Kind::push) &&
+        machine_.find(server, frame.header.request) != nullptr)
+      acknowledged_.note(frame.parts, (request->header.flags & kStage) != 0);
     machine_.answered(server, frame.header.request, status);
     if (waiters_ > 0) changed_.notify_all();
   }

@@ -46,6 +46,7 @@ class RemoteClient : public StoreClient {
   void release() override;
   uint32_t shards() const override { return builder_.shards(); }
   void set_placement(Placement placement) override;
+  Loss taken_over(uint16_t shard, const Shard::Began& began) override;
   void close() override;
 
  private:
@@ -140,6 +141,7 @@ class RemoteClient : public StoreClient {
   ClientMachine machine_;
   std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
   Homeless homeless_;
+  Acknowledged acknowledged_{builder_.shards()};
   Clock::time_point homes_next_{};                // when they are tried again
   std::vector<std::shared_ptr<Request>> strays_;  // withdrawn pulls, whose memory a lost server may write to
   bool pumping_ = false;

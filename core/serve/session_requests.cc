@@ -191,8 +191,9 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   std::vector<Part> replies;
   for (size_t g = 0; g < acks.size(); ++g) {
     replies.push_back(reply_part(frame.parts[groups[g].first], acks[g]));
+    set_log_entry(replies.back(), acks[g].status.ok() ? acks[g].entry : 0);
     marks.push_back(replies.back());
-    set_log_entry(marks.back(), acks[g].status.ok() ? acks[g].entry : 0);
+    replies.back().samples = server_.chain.unheld(replies.back().shard);
     if (failed.ok()) failed = acks[g].status;
   }
   answer_when_held(frame.header, std::move(marks), std::move(replies), failed);

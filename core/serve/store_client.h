@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "net/shm.h"
+#include "serve/acknowledged.h"
 #include "serve/client_machine.h"
 #include "serve/link.h"
 #include "serve/placement.h"
@@ -148,6 +149,8 @@ class StoreClient {
 
   // Shards have moved, or servers have come or gone. An older placement than is known changes nothing.
   virtual void set_placement(Placement) {}
+  // What was acknowledged to this client and is not in what the shard began its term with; told once.
+  virtual Loss taken_over(uint16_t /*shard*/, const Shard::Began& /*began*/) { return {}; }
   // See WorkCrew; embedded stores only.
   virtual bool borrow_openmp(const std::string&) { return false; }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cassert>
 #include <cmath>
 
@@ -47,8 +46,15 @@ Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
 bool Shard::place(const ChainPlace& place) {
   const std::lock_guard lock(mutex_);
   const bool left = place.term >= place_.term && place_.member && !place.member;
-  if (place.term >= place_.term) place_ = place;
+  if (place.term < place_.term) return false;
+  if (place.head && !place_.head) began_ = {place.term, version_, entries_};
+  place_ = place;
   return left;
+}
+
+Shard::Began Shard::began() {
+  const std::shared_lock lock(mutex_);
+  return began_;
 }
 
 // Whether the log goes on with this entry, a client's (0) or the one of the server before.
@@ -271,7 +277,7 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
   Ack ack = begin(entry == 0 ? place_.term : term, entry);
   ack.duplicate = ack.duplicate || commit.seq <= committed_;
   if (!ack.status.ok() || ack.duplicate) return ack;
-  if (commit.seq != committed_ + 1) {
+  if (commit.seq != committed_ + 1 && !rejoined_) {
     ack.status = {Code::refused, "commit " + std::to_string(commit.seq) + " came to shard " +
                                      std::to_string(number_) + ", which is at " + std::to_string(committed_)};
     return ack;

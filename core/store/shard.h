@@ -135,6 +135,16 @@ class Shard {
   void clear();
   // Of a shard that is held elsewhere: commits up to this one are none of its business.
   void skip_commits(uint64_t seq);
+  // Restored from an older image than the other shards, which went on: nothing is staged, and commits that it
+  // has missed (some worker carried them to a server that is gone) are not waited for.
+  void rejoin();
+  // What it held when it became the head of this term.
+  struct Began {
+    uint32_t term = 0;
+    uint64_t version = 0;
+    uint64_t entry = 0;  // the last of the log
+  };
+  Began began();
   // Forgets what the worker of each rank staged for steps that it has not finished.
   void drop_unfinished(std::span<const uint64_t> clocks);
 
@@ -176,7 +186,9 @@ class Shard {
   Staging staging_;
   Staleness staleness_;
   uint64_t committed_ = 0;  // seq of the last commit
-  uint64_t normed_ = 0;     // the commit that norm_ is of
+  bool rejoined_ = false;   // some before it were missed
+  Began began_;
+  uint64_t normed_ = 0;  // the commit that norm_ is of
   double norm_ = 0.0;
   std::unordered_map<uint32_t, Entry> tables_;
   uint64_t floats_moved_ = 0;

@@ -8,6 +8,11 @@
 #include "wire/pack.h"
 
 namespace shoal {
+namespace {
+
+constexpr uint64_t kRejoined = uint64_t{1} << 63;  // in an image, beside the number of the last commit
+
+}  // namespace
 
 Shard::ImageHead Shard::begin_image() {
   const std::lock_guard lock(mutex_);
@@ -17,8 +22,9 @@ Shard::ImageHead Shard::begin_image() {
     imaged_.push_back(id);
   }
   ImageHead head{.id = ++image_, .entry = entries_, .bytes = {}};
-  const uint64_t numbers[] = {entries_,       version_,       committed_, staleness_.count,
-                              staleness_.sum, staleness_.max, normed_,    std::bit_cast<uint64_t>(norm_)};
+  const uint64_t commits = committed_ | (rejoined_ ? kRejoined : 0);
+  const uint64_t numbers[] = {entries_,       version_,       commits, staleness_.count,
+                              staleness_.sum, staleness_.max, normed_, std::bit_cast<uint64_t>(norm_)};
   pack(head.bytes, numbers, 8);
   (SHOAL_MUTANT(image_without_records) ? Dedupe{} : dedupe_).encode(head.bytes);
   staging_.encode(head.bytes);
@@ -64,7 +70,8 @@ Status Shard::restore(std::span<const std::byte> head) {
     return {Code::refused, "this is not the head of a shard's image"};
   entries_ = numbers[0];
   version_ = numbers[1];
-  committed_ = numbers[2];
+  committed_ = numbers[2] & ~kRejoined;
+  rejoined_ = (numbers[2] & kRejoined) != 0;
   staleness_ = {numbers[3], numbers[4], numbers[5]};
   normed_ = numbers[6];
   norm_ = std::bit_cast<double>(numbers[7]);
@@ -84,6 +91,12 @@ void Shard::clear() {
 void Shard::skip_commits(uint64_t seq) {
   const std::lock_guard lock(mutex_);
   committed_ = std::max(committed_, seq);
+}
+
+void Shard::rejoin() {
+  const std::lock_guard lock(mutex_);
+  staging_.drop_unfinished({});
+  rejoined_ = true;
 }
 
 void Shard::drop_unfinished(std::span<const uint64_t> clocks) {

@@ -90,13 +90,14 @@ struct Part {
   uint8_t mode = 0;  // pushes: PushMode; replies to pushes: 1 = was a duplicate; pulls: kAnyCopy, or 0
   uint32_t table = 0;
   uint32_t term = 0;
-  uint32_t count = 0;         // keys
-  float lr = 0.0f;            // NaN: the table's own
-  uint32_t samples = 0;       // pulls through a socket: number of the first row within the request
-  uint64_t version = 0;       // the shard's: replies: now; pushes: when it was last pulled. scans: the cursor
-  uint32_t keys_at = 0;       // replies to pulls: number of the first row, as the request counts them
-  uint32_t values_at = 0;     // pushes: the rows. pulls: where the rows shall go, if in a segment
-  uint32_t positions_at = 0;  // pulls into a segment: row of each key, u32, beside the keys
+  uint32_t count = 0;      // keys
+  float lr = 0.0f;         // NaN: the table's own
+  uint32_t samples = 0;    // pulls through a socket: number of the first row within the request. Replies to
+                           // pushes: 1 + entries that the servers behind may not have; 0: they have this one
+  uint64_t version = 0;    // the shard's: replies: now; pushes: when it was last pulled. scans: the cursor
+  uint32_t keys_at = 0;    // replies to pulls: number of the first row, as the request counts them
+  uint32_t values_at = 0;  // pushes: the rows. pulls: where the rows shall go, if in a segment
+  uint32_t positions_at = 0;   // pulls into a segment: row of each key, u32, beside the keys
   uint32_t positions_end = 0;  // rows that there is room for
   uint16_t keys_segment = 0;
   uint16_t values_segment = 0;

@@ -1,6 +1,8 @@
 """`shoal scale --servers` on jobs that train: shards move, and every push counts exactly once."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -36,9 +38,20 @@ def trains_on(out: Path) -> None:
     wait_until((out / f"pass-{last + 2}").exists)
 
 
-@pytest.mark.parametrize("word", ["bsp", pytest.param("asp", marks=pytest.mark.soak)])
-def test_servers_come_and_go_under_a_job(jobs: Jobs, tmp_path: Path, word: str) -> None:
-    with jobs.started("--workers", "2", "--sync", word, ENDLESS, str(tmp_path)) as process:
+@pytest.mark.parametrize(
+    ("word", "first", "replicas"),
+    [
+        ("bsp", 2, 1),
+        pytest.param("bsp", 1, 0, marks=pytest.mark.soak),
+        pytest.param("asp", 1, 0, marks=pytest.mark.soak),
+        pytest.param("asp", 2, 1, marks=pytest.mark.soak),
+    ],
+)
+def test_servers_come_and_go_under_a_job(
+    jobs: Jobs, tmp_path: Path, word: str, first: int, replicas: int
+) -> None:
+    sizes = ["--workers", "2", "--servers", str(first), "--replicas", str(replicas)]
+    with jobs.started(*sizes, "--sync", word, ENDLESS, str(tmp_path)) as process:
         trains_on(tmp_path)
         for servers in (3, 2):
             done = jobs.shoal("scale", "job", "--servers", str(servers))
@@ -54,6 +67,34 @@ def test_servers_come_and_go_under_a_job(jobs: Jobs, tmp_path: Path, word: str) 
     expected = {"rows": [passes / BATCH] * SAMPLES, "batches": passes * SAMPLES / BATCH, "passes": passes}
     assert found == [expected] * 2
     *scaled, left = events(jobs)
-    assert scaled == ["scaled from 1 to 3 servers", "scaled from 3 to 2 servers"]
+    assert scaled == [f"scaled from {first} to 3 servers", "scaled from 3 to 2 servers"]
     assert left.startswith("server 2 ")
     assert left.endswith(" has left; its rows are on the others")
+
+
+@pytest.mark.soak
+def test_a_death_is_seen_while_a_server_joins(jobs: Jobs, tmp_path: Path) -> None:
+    with jobs.started("--workers", "2", "--sync", "asp", ENDLESS, str(tmp_path)) as process:
+        trains_on(tmp_path)
+        record = jobs.record()
+        known = set(jobs.pids())
+        record_path = jobs.path("scale.json")
+        record_path.write_text('{"servers": 2}')
+
+        def new_servers() -> list[int]:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            fresh = [int(pid) for pid in children if int(pid) not in known]
+            return [p for p in fresh if "server_process" in Path(f"/proc/{p}/cmdline").read_text()]
+
+        wait_until(new_servers)
+        (joining,) = new_servers()
+        os.kill(joining, signal.SIGSTOP)
+        os.kill(record["workers"][1]["pid"], signal.SIGKILL)
+        wait_until(lambda: jobs.record()["workers"][1]["restarts"] == 1)
+        trains_on(tmp_path)
+        assert jobs.record()["sizes"]["servers"] == 1
+        os.kill(joining, signal.SIGCONT)
+        wait_until(lambda: jobs.record()["sizes"]["servers"] == 2)
+        (tmp_path / "stop").touch()
+        output = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, output

@@ -395,3 +395,77 @@ def test_a_server_that_was_to_leave_still_is_after_a_restart() -> None:
     assert numbers[0]
     assert numbers[1]
     assert not numbers[0] & numbers[1]  # orders of an earlier life are not taken for those of this one
+
+
+def orders(outcome: Outcome) -> dict[int, m.PartOrder]:
+    return {peer: message for peer, message in outcome.replies if isinstance(message, m.PartOrder)}
+
+
+def reload_from(coordinator: Coordinator, together: bool, lost: tuple[int, ...] = (1,)) -> Outcome:
+    request = m.ReloadStore(lost=lost, url="file:///x", name="000001-0", together=together, wait_s=9.0)
+    return coordinator.handle(99, request, 1.0)
+
+
+def carry_out(coordinator: Coordinator, given: dict[int, m.PartOrder]) -> Outcome:
+    """All servers that were asked do as they are told; what the last of them leads to."""
+    for peer, order in given.items():
+        did = "checked" if order.do == "check" else "loaded"
+        outcome = coordinator.handle(peer, m.PartReport(number=order.number, did=did), 2.0)
+    return outcome
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_a_lost_server_had_is_read_by_others_and_then_placed_there(together: bool) -> None:
+    coordinator = ready(2)
+    coordinator.closed(1, 0.5)
+    coordinator.handle(2, register("server-2", port=4002), 0.6)
+    watch = m.WatchPlacement(after=0, wait_s=0.0)
+    (_, before), *_ = coordinator.handle(50, watch, 0.7).replies
+    assert before.placement.chains == ((0,),) * 4 + ((1,),) * 4
+    given = orders(reload_from(coordinator, together))
+    wanted = {0: (0, 1, 2, 3), 2: (4, 5, 6, 7)} if together else {2: (4, 5, 6, 7)}
+    assert {peer: order.shards for peer, order in given.items()} == wanted
+    assert {order.do for order in given.values()} == {"check"}
+    given = orders(carry_out(coordinator, given))
+    assert {(o.do, o.resume, o.reload) for o in given.values()} == {
+        ("load", True, "together" if together else "alone")
+    }
+    done = carry_out(coordinator, given)
+    assert (99, m.Done()) in done.replies
+    (_, after), *_ = coordinator.handle(50, watch, 3.0).replies
+    assert after.placement.chains == ((0,),) * 4 + ((2,),) * 4
+    assert after.placement.terms == ((2,) if together else (1,)) * 4 + (2,) * 4
+    assert [server.state for server in after.placement.servers] == ["up", "evicted", "up"]
+    assert reply(reload_from(coordinator, together)) == m.Done()  # asked again, it is done
+
+
+def test_a_reload_is_refused_or_given_up_with_its_reason() -> None:
+    coordinator = ready(2)
+    coordinator.closed(0, 0.5)
+    found = reply(reload_from(coordinator, together=False, lost=(0,)))
+    assert "the sync shard is among the lost" in found.message
+    coordinator.closed(1, 0.6)
+    found = reply(reload_from(coordinator, together=True, lost=(0, 1)))
+    assert "no server is up" in found.message
+    coordinator.handle(2, register("server-2", port=4002), 0.7)
+    given = orders(reload_from(coordinator, together=True, lost=(0, 1)))
+    assert given[2].shards == tuple(range(8))
+    given = orders(carry_out(coordinator, given))
+    ended = coordinator.closed(2, 1.5)  # while it reads
+    assert any(peer == 99 and isinstance(said, m.Failure) for peer, said in ended.replies)
+
+
+def test_clients_hear_who_took_over_and_say_what_they_lost() -> None:
+    coordinator = ready(1)
+    asked = m.WatchPlacement(after=1, wait_s=60.0)
+    assert coordinator.handle(50, asked, 1.0).replies == []
+    took = m.Takeover(shard=3, term=2, version=120, entry=130)
+    server = msgspec.structs.replace(asked, server=0, identity="server-0", takeovers=(took,))
+    ((peer, news),) = coordinator.handle(0, server, 2.0).replies
+    assert (peer, news.takeovers, news.heard) == (50, (took,), 1)
+    lost = m.Lost(client=7, shard=3, term=2, version=120, last=180, pushes=4)
+    other = msgspec.structs.replace(lost, client=8, last=170, pushes=1)
+    again = msgspec.structs.replace(asked, heard=1, life=news.life, lost=(lost, lost, other))
+    assert coordinator.handle(50, again, 3.0).replies == []
+    found = reply(coordinator.handle(51, m.GetStatus(), 3.0))
+    assert found.lost == (m.Lost(shard=3, term=2, version=120, last=180, pushes=5),)

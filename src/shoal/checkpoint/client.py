@@ -17,7 +17,7 @@ from shoal.store.client import Client
 from shoal.store.connect import RemoteDirectory
 from shoal.store.messages import Done, LoadStore, PartInfo, SaveStore, StoreSaved
 
-__all__ = ["check_writable", "load", "save", "split"]
+__all__ = ["check_writable", "differences", "load", "save", "split"]
 
 _log = logging.getLogger("shoal.checkpoint")
 # Tables of Shoal's own hold what workers say to each other, and nothing of a model.
@@ -141,15 +141,15 @@ def _open_tables(
     """Create what is missing here; ids of the checkpoint -> ids here. Mismatch lists all that differs."""
     here = {entry.name: entry for entry in client._directory.entries(timeout_s)}
     there = {entry.name: entry for entry in manifest.tables}
-    differences = [
+    found = [
         f"{entry.what} is not in the checkpoint"
         for name, entry in here.items()
         if name not in there and not name.startswith(_OWN)
     ]
     for name in here.keys() & there.keys():
-        differences += _differences(here[name], there[name])
-    if differences:
-        shown = differences[:_SHOWN_MAX] + ["..."] * (len(differences) > _SHOWN_MAX)
+        found += differences(here[name], there[name])
+    if found:
+        shown = found[:_SHOWN_MAX] + ["..."] * (len(found) > _SHOWN_MAX)
         raise Mismatch(
             f"checkpoint {place.url}/{manifest.name} is of another model:\n  " + "\n  ".join(sorted(shown))
         )
@@ -180,7 +180,8 @@ def _request(entry: TableEntry, create: bool) -> TableRequest:
     )
 
 
-def _differences(here: TableEntry, there: TableEntry) -> list[str]:
+def differences(here: TableEntry, there: TableEntry) -> list[str]:
+    """Why rows of the one cannot be those of the other."""
     compared = {
         "dim": (here.dim, there.dim),
         "shape": (here.shape, there.shape),

@@ -24,6 +24,7 @@ FILE_BYTES = 64 << 20
 PAGE_BYTES = 1 << 20
 _META = np.dtype([("version", "<u8"), ("frequency", "<u4"), ("last_step", "<u4")])
 _VERSION, _COMMIT = slice(8, 16), slice(16, 24)  # within a shard's head
+_COMMIT_MAX = (1 << 63) - 1
 _SYNC = "sync"
 
 
@@ -189,10 +190,12 @@ def load(
     tables: dict[int, int],
     *,
     resume: bool = False,
+    alone: bool = False,
 ) -> None:
     """Make the rows of these shards those of the checkpoint; `tables` says what its table ids are here.
 
     With `resume` also what goes with them: dedupe records, finished contributions, clocks, the ledger.
+    `alone`: the other shards are not taken back, so what waited for its round is not summed any more.
     """
     chain = _chain(place, name)
     mine = set(shards)
@@ -204,7 +207,7 @@ def load(
                     _clear(store, tensors, mine)
                 _load_rows(store, tensors, mine, tables)
                 if newest and resume:
-                    _load_heads(store, tensors, mine, manifest.clocks)
+                    _load_heads(store, tensors, mine, None if alone else manifest.clocks)
 
 
 def pages(place: Place, name: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -243,14 +246,18 @@ def _load_rows(
 
 
 def _load_heads(
-    store: _core.Store, tensors: dict[str, np.ndarray], shards: set[int], clocks: Sequence[int]
+    store: _core.Store, tensors: dict[str, np.ndarray], shards: set[int], clocks: Sequence[int] | None
 ) -> None:
     for shard in shards:
         if f"{shard}/head" in tensors:
             head = tensors[f"{shard}/head"].tobytes()
             store.restore_head(shard, head)
+            if clocks is None:
+                store.rejoin(shard)
+                continue
             store.drop_unfinished(shard, clocks)
-            committed = int.from_bytes(head[_COMMIT], "little")  # the same for all shards of a cut
+            # The same for all shards of a cut, but for those that were reloaded just before.
+            committed = int.from_bytes(head[_COMMIT], "little") & _COMMIT_MAX
             for other in set(range(store.shards)) - shards:
                 store.skip_commits(other, committed)
     if _SYNC in tensors and 0 in shards:

@@ -52,6 +52,9 @@ _Straggler = Annotated[
     str, typer.Option(help="Make a worker slow: 1:5x (rank 1, five times) or 1:50ms.", show_default=False)
 ]
 _Coordinators = Annotated[int, typer.Option(help="Coordinators; more than one need --etcd.")]
+_Replication = Annotated[
+    str, typer.Option(help="strong: a push is acknowledged when all copies have it; weak: before.")
+]
 _Etcd = Annotated[
     str | None,
     typer.Option(help="URL of etcd, or of its members with commas: http://host:2379.", show_default=False),
@@ -83,6 +86,7 @@ def run(
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
     replicas: Annotated[int, typer.Option(help="Further servers that hold a copy of each row.")] = 0,
+    replication: _Replication = "strong",
     coordinators: _Coordinators = 1,
     etcd: _Etcd = None,
     sync: Annotated[str, typer.Option(help="How workers synchronise: bsp, ssp:3, asp, ...")] = "bsp",
@@ -131,6 +135,7 @@ def run(
         workers=workers,
         servers=servers,
         replicas=replicas,
+        replication=replication,
         coordinators=coordinators,
         etcd=etcd,
         sync=sync,
@@ -213,6 +218,7 @@ def up(
     ] = None,
     shards: Annotated[int, typer.Option(help="Logical parts of the store.")] = 64,
     replicas: Annotated[int, typer.Option(help="Further servers that hold a copy of each row.")] = 0,
+    replication: _Replication = "strong",
     coordinators: _Coordinators = 1,
     etcd: _Etcd = None,
     threads: _Threads = 0,
@@ -225,6 +231,7 @@ def up(
         token_file=token_file,
         shards=shards,
         replicas=replicas,
+        replication=replication,
         coordinators=coordinators,
         etcd=etcd,
         threads=threads,

@@ -83,6 +83,7 @@ def collect(record: JobRecord, timeout_s: float) -> dict[str, Any]:
         "replicas": cluster.get("replicas", 0),
         "degraded": cluster.get("degraded", 0),
         "filling": cluster.get("filling", 0),
+        "lost": cluster.get("lost", []),
         "events": [msgspec.to_builtins(event) for event in record.events],
         "problem": problem,
     }

@@ -8,22 +8,23 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from shoal.config import TOKEN_SOURCES, check_timeout, read_environment
 from shoal.errors import BadInput, Internal, ShoalError, Timeout, Unavailable
+from shoal.fleet.losses import describe
 from shoal.store.catalogue import TableEntry
 from shoal.store.connect import connect
-from shoal.store.control import Address, ControlClient
+from shoal.store.control import Address, ControlClient, list_tables
 from shoal.store.messages import (
     GetStatus,
-    ListTables,
+    Lost,
     NotLeader,
     PlacementNews,
     StatusInfo,
-    TablePage,
     WatchPlacement,
 )
 
@@ -60,13 +61,7 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
     with closing(ControlClient(address, token)) as control:
         status = control.ask(GetStatus(), StatusInfo, timeout_s, _PATIENCE_S)
         news = control.ask(WatchPlacement(after=0, wait_s=0.0), PlacementNews, timeout_s)
-        entries: list[TableEntry] = []
-        more = status.tables > 0
-        while more:
-            after = entries[-1].id if entries else 0
-            page = control.ask(ListTables(after=after), TablePage, timeout_s)
-            entries += page.entries
-            more = page.more
+        entries = list_tables(control, timeout_s)
     entries = [entry for entry in entries if not entry.name.startswith(_OWN)]
     shards = Counter(i for chain in news.placement.chains for i in chain) if news.placement else Counter()
     processes = [_coordinator(index, one, token, status.pid) for index, one in enumerate(address.all)]
@@ -86,6 +81,7 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
         "replicas": status.replicas,
         "degraded": status.degraded,  # shards with fewer copies than that
         "filling": status.filling,
+        "lost": [msgspec.to_builtins(one) for one in status.lost],  # with servers, by shard
         "clients_granted": status.clients,
         "processes": processes,
         "tables": [_describe(entry, rows.get(entry.name)) for entry in entries],
@@ -150,6 +146,8 @@ def _print(report: dict[str, Any], console: Console) -> None:
         cells = [str("" if process[key] is None else process[key]) for key in ("index", "pid", "address")]
         processes.add_row(process["role"], *cells, f"[{colour}]{state}[/]", str(process.get("shards", "")))
     console.print(processes)
+    if report["lost"]:
+        console.print(describe(msgspec.convert(report["lost"], list[Lost])), style="yellow")
     if report["tables"]:
         console.print()
         print_tables(report["tables"], console)

@@ -6,11 +6,21 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 from shoal import _core
 from shoal.errors import Fenced, Refused, ShoalError
 from shoal.store.control import ControlClient
-from shoal.store.messages import Done, Filled, FillOrder, PlacementNews, ServerAdmitted, WatchPlacement
+from shoal.store.messages import (
+    Done,
+    Filled,
+    FillOrder,
+    PlacementInfo,
+    PlacementNews,
+    ServerAdmitted,
+    Takeover,
+    WatchPlacement,
+)
 from shoal.store.placement_watch import core_placement
 
 __all__ = ["ChainDuty"]
@@ -40,6 +50,7 @@ class ChainDuty:
         identity: str,
     ) -> None:
         self._server = server
+        self._store = server.store()
         self._control = control
         self._reports = control.another()  # the other waits for news most of the time
         self._registration = registration
@@ -54,6 +65,7 @@ class ChainDuty:
 
     def _run(self) -> None:
         version = 0
+        takeovers: list[Takeover] = []
         pause = threading.Event()
         while True:
             if self._server.diverged:
@@ -68,6 +80,7 @@ class ChainDuty:
                 identity=self._identity,
                 filling=tuple(self._filling),
                 loads=self._loads(),
+                takeovers=tuple(takeovers),
             )
             try:
                 news = self._control.ask(request, PlacementNews, _ASK_S)
@@ -84,11 +97,13 @@ class ChainDuty:
                 continue
             if news.life != self.life:
                 self._registration.drop()
+            takeovers.clear()
             if news.placement is not None:
                 version = news.placement.version
                 chains = enumerate(news.placement.chains)
                 self._shards = [shard for shard, chain in chains if self._index in chain]
                 self._server.place(self._index, core_placement(news.placement))
+                takeovers += self._takeovers(news.placement)
             for order in news.fills:
                 self._begin(order)
 
@@ -99,6 +114,13 @@ class ChainDuty:
         self._loads_due = time.monotonic() + _LOADS_EVERY_S
         store = self._server.store()
         return tuple((shard, *store.load(shard)) for shard in self._shards)
+
+    def _takeovers(self, placement: PlacementInfo) -> Iterator[Takeover]:
+        """The shards that this server heads since this placement."""
+        for shard, (chain, now) in enumerate(zip(placement.chains, placement.terms, strict=True)):
+            term, version, entry = self._store.began(shard)
+            if chain[0] == self._index and term == now > 1:
+                yield Takeover(shard=shard, term=term, version=version, entry=entry)
 
     def _begin(self, order: FillOrder) -> None:
         self._filling.add(order.number)

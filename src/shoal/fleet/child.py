@@ -44,7 +44,12 @@ class Child:
 
 
 def start_child(
-    directory: Path, role: str, module: str, arguments: Sequence[str], descriptors: Sequence[int] = ()
+    directory: Path,
+    role: str,
+    module: str,
+    arguments: Sequence[str],
+    descriptors: Sequence[int] = (),
+    stdout: int = subprocess.DEVNULL,
 ) -> Child:
     """Start `python -m shoal.fleet.{module}_process`, which watches its stdin; its log is in `directory`."""
     log = directory / f"{role.replace(' ', '-')}.log"
@@ -54,7 +59,7 @@ def start_child(
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", f"shoal.fleet.{module}_process", *arguments],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=stdout,
             stderr=output,
             pass_fds=descriptors,
             # Without this NumPy starts threads for linear algebra, a third of a server's starting time.

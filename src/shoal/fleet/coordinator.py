@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
 from shoal.config import CoordinatorOptions
-from shoal.errors import BadInput, Fenced, Refused, ShoalError, Timeout, Unavailable, code_of
-from shoal.fleet.admission import index_for, missing
+from shoal.errors import BadInput, Refused, ShoalError, Timeout, Unavailable, code_of
 from shoal.fleet.balance import ShardCosts
 from shoal.fleet.cuts import Cuts, Replies
 from shoal.fleet.decisions import (
@@ -40,8 +39,10 @@ from shoal.fleet.decisions import (
 )
 from shoal.fleet.grants import Grants
 from shoal.fleet.leases import LEASE_S, Leases
+from shoal.fleet.losses import Losses
 from shoal.fleet.placer import Placer
 from shoal.fleet.pulse import Beat, BeatKind
+from shoal.fleet.roster import Roster
 from shoal.fleet.waiting import Waiting, Watching, what_is_new
 from shoal.store import messages as m
 from shoal.store.catalogue import Catalogue
@@ -71,10 +72,9 @@ class Coordinator:
         self._pid = pid
         self._formed = False
         self._life = 0
-        self._servers: dict[int, ServerPlaced] = {}
-        self._peer_of_server: dict[int, int] = {}
-        self._gone: dict[int, ServerGone] = {}
-        self._leaving: set[int] = set()
+        self._roster = Roster(options)
+        self._losses = Losses()
+        self._adopting: dict[int, int] = {}  # shards of lost servers -> who reads them from a checkpoint
         self._placer = Placer(options.replicas)
         self._costs = ShardCosts(options.shards)
         self._shard_costs: tuple[Sequence[float], ...] = ()
@@ -132,9 +132,9 @@ class Coordinator:
         """A connection ended. Its server is shown as gone, and is suspected of it."""
         self._waiting = [waiting for waiting in self._waiting if waiting.peer != peer]
         self._watching = [watching for watching in self._watching if watching.peer != peer]
-        for index, its_peer in list(self._peer_of_server.items()):
+        for index, its_peer in list(self._roster.peers.items()):
             if its_peer == peer:
-                del self._peer_of_server[index]
+                del self._roster.peers[index]
                 if index in self._heard:
                     lease_ends = self._heard[index] + self._options.lease_s
                     self._heard[index] = min(lease_ends, now + _SUSPECT_S) - self._options.lease_s
@@ -165,8 +165,8 @@ class Coordinator:
         for waiting in [waiting for waiting in self._waiting if waiting.until <= now]:
             self._waiting.remove(waiting)
             error = Timeout(
-                f"the cluster is not complete: servers {list(self._missing())} of {self._options.servers} "
-                f"have not registered; waited {now - waiting.since:.1f} s for them"
+                f"the cluster is not complete: servers {list(self._roster.missing)} of "
+                f"{self._options.servers} have not registered; waited {now - waiting.since:.1f} s for them"
             )
             outcome.replies.append((waiting.peer, m.Failure(code=code_of(error), message=str(error))))
         for index, heard in list(self._heard.items()):
@@ -207,7 +207,7 @@ class Coordinator:
 
     @_handle.register
     def _register_server(self, request: m.RegisterServer, peer: int, now: float, outcome: Outcome) -> None:
-        index = index_for(request, self._options, self._servers, self._gone)
+        index = self._roster.index_for(request)
         server = ServerPlaced(
             index=index,
             identity=request.identity,
@@ -216,15 +216,15 @@ class Coordinator:
             port=request.port,
             unix_path=request.unix_path,
         )
-        if self._servers.get(index) != server:
+        if self._roster.servers.get(index) != server:
             self._decide(outcome, server)
             if self._placer.placed is not None:
                 self._decide(outcome, self._placer.joined())
-        self._peer_of_server[index] = peer
+        self._roster.peers[index] = peer
         if self._options.replicas > 0:
             self._heard[index] = now
         outcome.replies.append((peer, m.ServerAdmitted(index=index, life=self._life)))
-        if self._placer.placed is None and not self._missing():
+        if self._placer.placed is None and not self._roster.missing:
             self._decide(outcome, self._placer.first(self._options.shards, self._options.servers))
             waiting, self._waiting = self._waiting, []
             for client in waiting:
@@ -235,11 +235,7 @@ class Coordinator:
     @_handle.register
     def _watch(self, request: m.WatchPlacement, peer: int, now: float, outcome: Outcome) -> None:
         if request.server is not None:
-            server = self._servers.get(request.server)
-            if server is None or server.identity != request.identity:
-                raise Refused(f"no server {request.server} of that identity is registered")
-            if request.server in self._gone:
-                raise Fenced(f"server {request.server} was given up: {self._gone[request.server].why}")
+            self._roster.check(request.server, request.identity)
             if self._options.replicas > 0:
                 self._heard[request.server] = now
             if request.loads:
@@ -247,6 +243,7 @@ class Coordinator:
                 self._shard_costs = self._costs.of_shards(now)
         until = now + min(max(0.0, request.wait_s), 3600.0)
         self._watching.append(Watching(peer=peer, request=request, until=until))
+        self._losses.hear(request)
         knows = request.server is not None and self._placer.knows(request.server, request.after)
         if knows or request.loads:
             self._changed(outcome)
@@ -267,8 +264,8 @@ class Coordinator:
 
     @_handle.register
     def _evict_server(self, request: m.EvictServer, peer: int, now: float, outcome: Outcome) -> None:
-        if request.index not in self._servers:
-            raise BadInput(f"server {request.index} is not one of {sorted(self._servers)}")
+        if request.index not in self._roster.servers:
+            raise BadInput(f"server {request.index} is not one of {sorted(self._roster.servers)}")
         placed = self._placer.placed
         only = 0 if placed is None else placed.chains.count((request.index,))
         if only:
@@ -278,16 +275,16 @@ class Coordinator:
 
     @_handle.register
     def _remove_server(self, request: m.RemoveServer, peer: int, now: float, outcome: Outcome) -> None:
-        up = self._servers.keys() - self._gone.keys()
+        up = self._roster.up
         if request.index not in up:
             raise BadInput(f"server {request.index} is not one of those that are up, {sorted(up)}")
-        stay = len(up - self._leaving - {request.index})
+        stay = len(up - self._roster.leaving - {request.index})
         if stay < self._options.replicas + 1:
             raise BadInput(
                 f"without server {request.index} there are {stay} servers, and {self._options.replicas + 1} "
                 f"are needed for {self._options.replicas} replicas; add one first"
             )
-        if request.index not in self._leaving:
+        if request.index not in self._roster.leaving:
             self._decide(outcome, ServerLeaving(index=request.index))
         outcome.replies.append((peer, m.Done()))
         self._changed(outcome)
@@ -328,39 +325,82 @@ class Coordinator:
         status = m.StatusInfo(
             pid=self._pid,
             shards=self._options.shards,
-            servers=self._server_infos(),
-            waiting_for=self._missing(),
+            servers=self._roster.infos(),
+            waiting_for=self._roster.missing,
             tables=len(self._catalogue),
             clients=len(self._grants),
             replicas=self._options.replicas,
             degraded=self._placer.degraded(),
             filling=len(self._placer.fills),
+            lost=self._losses.by_shard(),
         )
         outcome.replies.append((peer, status))
 
     @_handle.register
     def _save(self, request: m.SaveStore, peer: int, now: float, outcome: Outcome) -> None:
-        self._begin_cut(request, peer, now, outcome)
+        self._begin_cut(request, peer, now, outcome, [chain[:1] for chain in self._placement().chains])
 
     @_handle.register
     def _load(self, request: m.LoadStore, peer: int, now: float, outcome: Outcome) -> None:
-        self._begin_cut(request, peer, now, outcome)
+        self._begin_cut(request, peer, now, outcome, self._placement().chains)
 
-    def _begin_cut(self, request: m.SaveStore | m.LoadStore, peer: int, now: float, outcome: Outcome) -> None:
-        placed = self._placer.placed
-        if placed is None:
-            raise Unavailable(f"the cluster is not complete: servers {list(self._missing())} are missing")
+    def _begin_cut(
+        self,
+        request: m.SaveStore | m.LoadStore | m.ReloadStore,
+        peer: int,
+        now: float,
+        outcome: Outcome,
+        chains: Sequence[tuple[int, ...]],
+    ) -> None:
         owned: dict[int, list[int]] = {}
-        for shard, chain in enumerate(placed.chains):
-            # One copy is written; all are read.
-            for index in chain[:1] if isinstance(request, m.SaveStore) else chain:
+        for shard, chain in enumerate(chains):
+            for index in chain:
                 owned.setdefault(index, []).append(shard)
         shards = {index: tuple(mine) for index, mine in owned.items()}
-        outcome.replies += self._cuts.begin(peer, request, self._peer_of_server, shards, now)
+        outcome.replies += self._cuts.begin(peer, request, self._roster.peers, shards, now)
+
+    @_handle.register
+    def _reload(self, request: m.ReloadStore, peer: int, now: float, outcome: Outcome) -> None:
+        self._placement()
+        there = self._roster.up & self._roster.peers.keys() - self._roster.leaving
+        adopted = self._placer.adopt(request.lost, there)
+        if not adopted:  # done already
+            outcome.replies.append((peer, m.Done()))
+            return
+        if 0 in adopted and not request.together:
+            raise BadInput("the sync shard is among the lost: all shards must go back together")
+        chains = self._placer.chains_without(request.lost, adopted)
+        if not request.together:
+            chains = [chain if shard in adopted else () for shard, chain in enumerate(chains)]
+        self._begin_cut(request, peer, now, outcome, chains)
+        self._adopting = adopted
 
     @_handle.register
     def _part(self, request: m.PartReport, peer: int, now: float, outcome: Outcome) -> None:
         outcome.replies += self._cuts.report(peer, request, now)
+        if (reloaded := self._cuts.reloaded) is not None:
+            self._cuts.reloaded = None
+            self._adopted(*reloaded, outcome)
+
+    def _adopted(self, peer: int, request: m.ReloadStore, outcome: Outcome) -> None:
+        """What was lost has been read: from now on it is where it was read to."""
+        there = self._roster.up & self._roster.peers.keys()
+        if self._placer.lost(request.lost) != self._adopting.keys() or set(self._adopting.values()) - there:
+            error = Unavailable("servers came or went while shards were reloaded; try again")
+            outcome.replies.append((peer, m.Failure(code=code_of(error), message=str(error))))
+            return
+        for index in self._roster.up.intersection(request.lost):
+            why = f"its process has ended; its shards were reloaded from {request.name}"
+            self._decide(outcome, ServerGone(index=index, why=why))
+        self._decide(outcome, self._placer.adopted(request.lost, self._adopting, request.together))
+        outcome.replies.append((peer, m.Done()))
+        self._changed(outcome)
+
+    def _placement(self) -> Placed:
+        if self._placer.placed is None:
+            missing = list(self._roster.missing)
+            raise Unavailable(f"the cluster is not complete: servers {missing} are missing")
+        return self._placer.placed
 
     # Decisions.
 
@@ -378,14 +418,14 @@ class Coordinator:
                 self._placer.number = self._life << 32
                 self._cuts.number = self._life % (1 << 15) << 16  # of 32 bits, and 0 is none
             case ServerLeaving():
-                self._leaving.add(decision.index)
+                self._roster.leaving.add(decision.index)
             case ServerPlaced():
-                self._servers[decision.index] = decision
+                self._roster.servers[decision.index] = decision
                 if self._options.replicas > 0:  # after a restart, too: one that died meanwhile is missed
                     self._heard.setdefault(decision.index, self._began)
             case ServerGone():
-                self._gone[decision.index] = decision
-                self._leaving.discard(decision.index)
+                self._roster.gone[decision.index] = decision
+                self._roster.leaving.discard(decision.index)
                 self._heard.pop(decision.index, None)
                 self._costs.gone(decision.index)
             case Placed():
@@ -398,7 +438,7 @@ class Coordinator:
 
     def _evict(self, index: int, why: str, outcome: Outcome) -> None:
         """Give a server up. Where it alone has a shard, it is kept: perhaps it only sleeps."""
-        if index in self._gone or self._placer.placed is None:
+        if index in self._roster.gone or self._placer.placed is None:
             return
         if any(chain == (index,) for chain in self._placer.placed.chains):
             return
@@ -410,8 +450,10 @@ class Coordinator:
 
     def _changed(self, outcome: Outcome) -> None:
         """Plan what is to be done by the state of now, and tell everybody who watches."""
-        self._placer.plan(self._servers.keys() - self._gone.keys(), self._leaving, self._shard_costs)
-        for index in sorted(self._leaving - self._placer.members() - self._placer.first_to_know):
+        # While a shard has no server nothing is moved: who takes it then may be the one that has least.
+        if not self._placer.lost(self._roster.up - self._roster.peers.keys()):
+            self._placer.plan(self._roster.up, self._roster.leaving, self._shard_costs)
+        for index in sorted(self._roster.leaving - self._placer.members() - self._placer.first_to_know):
             if not any(fill.target == index for fill in self._placer.fills.values()):
                 why = "it was removed, and its shards have moved"
                 self._decide(outcome, ServerGone(index=index, why=why))
@@ -420,12 +462,17 @@ class Coordinator:
 
     def _tell_news(self, outcome: Outcome) -> None:
         news = [(watching, self._news(watching.request)) for watching in self._watching]
-        self._tell_watchers(outcome, [one for one, said in news if said.placement or said.fills])
+        self._tell_watchers(
+            outcome, [one for one, said in news if said.placement or said.fills or said.takeovers]
+        )
 
     def _news(self, request: m.WatchPlacement) -> m.PlacementNews:
         tell, orders = what_is_new(request, self._placer)
         info = self._placement_info() if tell else None
-        return m.PlacementNews(placement=info, fills=orders, life=self._life)
+        heard, takeovers = self._losses.news(request, self._life)
+        return m.PlacementNews(
+            placement=info, fills=orders, life=self._life, heard=heard, takeovers=takeovers
+        )
 
     def _tell_watchers(self, outcome: Outcome, watching: list[Watching]) -> None:
         for one in watching:
@@ -438,7 +485,7 @@ class Coordinator:
         return m.PlacementInfo(
             version=placed.version,
             weak=self._options.weak,
-            servers=self._server_infos(),
+            servers=self._roster.infos(),
             terms=placed.terms,
             chains=placed.chains,
         )
@@ -451,26 +498,3 @@ class Coordinator:
             incarnation=granted.incarnation,
             placement=self._placement_info(),
         )
-
-    def _missing(self) -> tuple[int, ...]:
-        return missing(self._options, self._servers)
-
-    def _server_infos(self) -> tuple[m.ServerInfo, ...]:
-        return tuple(
-            m.ServerInfo(
-                index=server.index,
-                pid=server.pid,
-                host=server.host,
-                port=server.port,
-                unix_path=server.unix_path,
-                state=self._state_of(server.index),
-            )
-            for _, server in sorted(self._servers.items())
-        )
-
-    def _state_of(self, index: int) -> str:
-        if index in self._gone:
-            return "evicted"
-        if index not in self._peer_of_server:
-            return "gone"
-        return "leaving" if index in self._leaving else "up"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from shoal.errors import ShoalError, Timeout, Unavailable, code_of, from_code
 from shoal.fleet.leases import Leases
@@ -36,7 +36,7 @@ _TRIES_MAX = 50
 @dataclass
 class _Work:
     peer: int
-    request: m.SaveStore | m.LoadStore
+    request: m.SaveStore | m.LoadStore | m.ReloadStore
     connected: Mapping[int, int]  # index -> connection, as it changes
     shards: Mapping[int, tuple[int, ...]]  # by index of the server
     until: float
@@ -60,6 +60,7 @@ class Cuts:
         self._leases = leases
         self.number = 0  # of the last order; another coordinator's are others
         self._work: _Work | None = None
+        self.reloaded: tuple[int, m.ReloadStore] | None = None  # what all have read, and who asked for it
 
     @property
     def deadline(self) -> float | None:
@@ -77,7 +78,7 @@ class Cuts:
     def begin(
         self,
         peer: int,
-        request: m.SaveStore | m.LoadStore,
+        request: m.SaveStore | m.LoadStore | m.ReloadStore,
         servers: Mapping[int, int],
         shards: Mapping[int, tuple[int, ...]],
         now: float,
@@ -202,6 +203,9 @@ class Cuts:
             work.stage, work.waiting = "load", set(work.shards)
             return self._orders(work, "load")
         self._work = None
+        if isinstance(work.request, m.ReloadStore):
+            self.reloaded = (work.peer, work.request)
+            return []
         if work.stage == "load":
             return [(work.peer, m.Done())]
         parts = tuple(part for _, part in sorted(work.parts.items()) if part is not None)
@@ -213,11 +217,14 @@ class Cuts:
         request = work.request
         self.number += do == "check"
         work.number = self.number
-        more = (
-            {"base": request.base}
-            if isinstance(request, m.SaveStore)
-            else {"tables": request.tables, "resume": request.resume}
-        )
+        more: dict[str, Any]
+        match request:
+            case m.SaveStore():
+                more = {"base": request.base}
+            case m.LoadStore():
+                more = {"tables": request.tables, "resume": request.resume}
+            case m.ReloadStore():
+                more = {"resume": True, "reload": "together" if request.together else "alone"}
         return [
             (
                 work.servers[index],

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,16 @@ from shoal.fleet.token import check_bind, generate, is_loopback, reachable_host,
 from shoal.store.client import Client
 from shoal.store.connect import connect
 from shoal.store.control import Address, ControlClient
-from shoal.store.messages import Done, EvictServer, GetStatus, RemoveServer, Request, StatusInfo
+from shoal.store.messages import (
+    Done,
+    EvictServer,
+    GetStatus,
+    PlacementNews,
+    RemoveServer,
+    Request,
+    StatusInfo,
+    WatchPlacement,
+)
 
 __all__ = ["LocalCluster", "ServerHandle"]
 
@@ -167,15 +177,51 @@ class LocalCluster:
 
     def add_server(self) -> ServerHandle:
         """Start one more server. It gets its part of the shards while everything goes on."""
+        new = self.begin_server()
+        assert new.process.stdout is not None
+        end = time.monotonic() + _START_S
+        while not select.select([new.process.stdout], [], [], _LOOK_S)[0]:
+            self.look_after_coordinators()
+            if time.monotonic() > end:
+                raise Timeout(f"{new.role} did not join within {_START_S:g} s; its log is {new.log}")
+        return self.joined(new)
+
+    def begin_server(self) -> Child:
+        """Start one more server and do not wait: its stdout is readable when it has joined, or ended.
+
+        One at a time: places are given in the order of joining.
+        """
         self._check_open()
-        new = self._start_server(len(self._children))
-        self._children.append(new)
-        self.servers = self._await_ready([new], [new])
-        return next(server for server in self.servers if server.pid == new.process.pid)
+        self._children.append(self._start_server(len(self._children), subprocess.PIPE))
+        return self._children[-1]
+
+    def joined(self, new: Child) -> ServerHandle:
+        """The server that was begun, when its stdout is readable; Unavailable: it has ended."""
+        assert new.process.stdout is not None
+        with new.process.stdout as said:
+            index, _, address = said.readline().decode().strip().partition(" ")
+        if not address:
+            new.process.wait(_START_S)
+            new.check()
+        server = ServerHandle(int(index), new.process.pid, address, new.process)
+        self.servers = (*self.servers, server)
+        return server
 
     def evict_server(self, index: int, why: str) -> None:
         """Go on without that server at once, not when it is missed; Unavailable: it alone has rows."""
         self._order(EvictServer(index=index, why=why), _START_S)
+
+    def status(self, timeout: float = _START_S) -> StatusInfo:
+        """What the coordinator knows."""
+        with closing(ControlClient(self._local, self.token)) as control:
+            return control.ask(GetStatus(), StatusInfo, timeout, patience_s=0.0)
+
+    def shards_of(self, servers: Collection[int]) -> set[int]:
+        """The shards that only these servers have."""
+        with closing(ControlClient(self._local, self.token)) as control:
+            news = control.ask(WatchPlacement(after=0, wait_s=0.0), PlacementNews, _START_S)
+        chains = news.placement.chains if news.placement is not None else ()
+        return {shard for shard, chain in enumerate(chains) if set(chain) <= set(servers)}
 
     def look_after_coordinators(self) -> list[int]:
         """Start those again that have ended; which were. For who has said `watch=False`."""
@@ -225,11 +271,11 @@ class LocalCluster:
     def _shared_arguments(self) -> list[str]:
         return ["--token-file", str(self.token_file), "--watch-stdin", "--host", self._server_options.host]
 
-    def _start_server(self, index: int) -> Child:
+    def _start_server(self, index: int, stdout: int = subprocess.DEVNULL) -> Child:
         arguments = ["--join", str(self._local), "--index", str(index), *self._shared_arguments()]
         arguments += ["--threads", str(self._server_options.threads)]
         arguments += ["--unix-directory", str(self.directory)]
-        return start_child(self.directory, f"server {index}", "server", arguments)
+        return start_child(self.directory, f"server {index}", "server", arguments, stdout=stdout)
 
     def _await_ready(self, starting: Sequence[Child], servers: Sequence[Child]) -> tuple[ServerHandle, ...]:
         """Wait until these servers have joined; gives all of this parent's that have."""

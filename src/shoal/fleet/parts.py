@@ -13,6 +13,8 @@ from shoal.checkpoint import manifest as manifest_
 from shoal.checkpoint import shards
 from shoal.checkpoint.place import Place
 from shoal.errors import Closed, ShoalError, code_of, from_core
+from shoal.store.client import core_spec
+from shoal.store.control import ControlClient, list_tables
 from shoal.store.messages import PartOrder, PartReport
 
 __all__ = ["Parts"]
@@ -20,13 +22,15 @@ __all__ = ["Parts"]
 # Who trains goes first; yet not so much that a lock of this thread's would be waited for.
 _NICE = 5
 _log = logging.getLogger("shoal.server")
+_LIST_S = 30.0
 
 
 class Parts:
     """Carries out one order at a time. `fileno` is readable when there are reports to be sent."""
 
-    def __init__(self, store: _core.Store) -> None:
+    def __init__(self, store: _core.Store, control: ControlClient) -> None:
         self._store = store
+        self._control = control  # to ask by; orders come by another
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._reports: queue.SimpleQueue[PartReport] = queue.SimpleQueue()
         self._orders: queue.SimpleQueue[PartOrder] = queue.SimpleQueue()
@@ -80,8 +84,21 @@ class Parts:
             self._report(PartReport(number=order.number, did="checked"))
         else:
             self._life = secrets.token_hex(8)
-            shards.load(self._store, place, order.name, order.shards, order.tables, resume=order.resume)
+            tables = self._leave_service(order) if order.reload else order.tables
+            alone = order.reload == "alone"
+            shards.load(
+                self._store, place, order.name, order.shards, tables, resume=order.resume, alone=alone
+            )
             self._report(PartReport(number=order.number, did="loaded"))
+
+    def _leave_service(self, order: PartOrder) -> dict[int, int]:
+        """Nobody reads or writes these shards until they are placed anew; the tables that they may have."""
+        for shard in order.shards:
+            self._store.unplace(shard)
+        entries = list_tables(self._control, _LIST_S)
+        for entry in entries:
+            self._store.declare(core_spec(entry))
+        return {entry.id: entry.id for entry in entries}
 
     def _check(self, order: PartOrder) -> None:
         if order.number != self._newest:

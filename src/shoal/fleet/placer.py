@@ -8,11 +8,13 @@ servers are replaced, shards move to new servers, and servers are emptied before
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from shoal.errors import Unavailable
 from shoal.fleet.balance import Balance
 from shoal.fleet.decisions import Placed
 
@@ -103,6 +105,40 @@ class Placer:
             if rest and (rest != chain or (fill is not None and fill.target == server)):
                 changed[shard] = rest
         return self._changed(changed)
+
+    def lost(self, servers: Collection[int]) -> set[int]:
+        """The shards that only these servers have."""
+        chains = self.placed.chains if self.placed else ()
+        return {shard for shard, chain in enumerate(chains) if set(chain) <= set(servers)}
+
+    def adopt(self, lost: Collection[int], up: Collection[int]) -> dict[int, int]:
+        """For each shard that only these servers had another one, of those that have least."""
+        assert self.placed is not None
+        load = Counter(dict.fromkeys(set(up) - set(lost), 0))
+        load.update(member for chain in self.placed.chains for member in chain if member in load)
+        adopted: dict[int, int] = {}
+        for shard in sorted(self.lost(lost)):
+            if not load:
+                raise Unavailable("no server is up that could take the shards of those that are lost")
+            adopted[shard] = min(load, key=lambda server: (load[server], server))
+            load[adopted[shard]] += 1
+        return adopted
+
+    def chains_without(self, lost: Collection[int], adopted: Mapping[int, int]) -> list[Chain]:
+        """The chains when others have adopted what was lost."""
+        assert self.placed is not None
+        rest = (tuple(m for m in chain if m not in lost) for chain in self.placed.chains)
+        return [chain or (adopted[shard],) for shard, chain in enumerate(rest)]
+
+    def adopted(self, lost: Collection[int], adopted: Mapping[int, int], together: bool) -> Placed:
+        """Those, under new terms; of all shards, if they have gone back together."""
+        assert self.placed is not None
+        self.first_to_know -= set(lost)
+        chains = enumerate(self.chains_without(lost, adopted))
+        old = self.placed.chains
+        placed = self._changed({shard: chain for shard, chain in chains if together or chain != old[shard]})
+        assert placed is not None
+        return placed
 
     def filled(self, shard: int, term: int, target: int) -> Placed | None:
         """The fill is done; None if it was void."""

@@ -70,9 +70,11 @@ def run_server(
                 index=index,
             )
             admitted = control.ask(registration, ServerAdmitted, _JOIN_S)
+            # For a parent that waits for it; nobody else reads it.
+            print(admitted.index, f"{registration.host}:{server.port}", flush=True)
             _log.info("server %d listens on %s:%d", admitted.index, options.host, server.port)
             chains = ChainDuty(server, control.another(), control, admitted, registration.identity)
-            _wait(control, registration, Parts(server.store()), chains, watch_stdin)
+            _wait(control, registration, Parts(server.store(), control.another()), chains, watch_stdin)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)

@@ -1,45 +1,76 @@
-"""The coordinator and the servers of a job: what ends is replaced where it can be; servers come and go."""
+"""The coordinator and the servers of a job: what ends is replaced where it can be; servers come and go.
+
+Nothing here waits: a server that starts says on its stdout when it has joined, and shards are reloaded by a
+process of its own, so that deaths are seen meanwhile.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ShoalError, Unavailable
+from shoal.errors import ShoalError, Timeout, Unavailable
+from shoal.fleet.child import Child
 from shoal.fleet.local import LocalCluster, ServerHandle
+from shoal.fleet.losses import describe
 from shoal.launch.records import ServerRecord
+from shoal.launch.saver import Reload
 from shoal.launch.verdict import Verdict
+from shoal.store.messages import Lost
 
 __all__ = ["JobCluster"]
 
+# A lost shard that is not back by then ends the job; most of it is for reading a large checkpoint.
+_RELOAD_S = 600.0
+# Clients say within moments of a takeover what they lost by it.
+_LOOK_S = 15.0
+_LOOK_EVERY_S = 0.5
+_STATUS_S = 0.2
+
 
 class JobCluster:
-    """Looks after a cluster. `watch` calls back when a process ends, `say` tells the user what happened.
+    """Looks after a cluster. `watch_once` calls back when a descriptor is readable, `say` tells the user.
 
-    Links to the logs of its processes are in `logs`.
+    `checkpoint` is where lost shards are reloaded from, if anywhere. Links to the logs of its processes are
+    in `logs`. `stop_workers` ends all and then calls back, `start_workers` starts them again.
     """
 
     def __init__(
         self,
         cluster: LocalCluster,
         verdict: Verdict,
-        replicas: int,
+        checkpoint: str | None,
         logs: Path,
         *,
-        watch: Callable[[int, Callable[[], None]], None],
+        watch_once: Callable[[int, Callable[[], None]], None],
         say: Callable[[str], None],
+        stop_workers: Callable[[Callable[[], None]], None],
+        start_workers: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._verdict = verdict
-        self._replicas = replicas
+        self._checkpoint = checkpoint
         self._logs = logs
-        self._watch = watch
+        self._watch_once = watch_once
         self._say = say
+        self._stop_workers = stop_workers
+        self._start_workers = start_workers
         self._leaving: set[int] = set()
+        self._adding = 0  # servers that are to be started, one after the other, or have not joined yet
+        self._joining: Child | None = None
+        self._when_joined: list[Callable[[], None]] = []
         self._coordinator_pids: set[int] = set()
+        self._lost: set[int] = set()  # servers whose shards nobody has
+        self._together = False  # all shards and workers go back with them
+        self._stopping = False  # the workers have not ended yet
+        self._reload: Reload | None = None
+        self._reload_until = 0.0
+        self._look_until = self._look_at = 0.0
+        self._losses: list[tuple[Lost, ...]] = [(), ()]  # that were said, and as they were seen last
         for server in cluster.servers:
             self._watch_server(server)
         self._watch_coordinators()
@@ -54,57 +85,174 @@ class JobCluster:
             ),
         }
 
-    def scale(self, count: int) -> bool:
-        """Go on with so many servers, the newest leave first; whether that is all.
+    @property
+    def recovering(self) -> bool:
+        """Whether shards are missing, and are on their way back."""
+        return bool(self._lost) and self._verdict.ending is None
 
-        Of new ones one is started, which takes a moment: call again for the next. Shards then move one by
-        one: to the new ones, or away from those that leave, which end after that.
+    def scale(self, count: int, then: Callable[[], None]) -> None:
+        """Go on with so many servers, the newest leave first; `then`: new ones have joined.
+
+        Shards move one by one after that: to the new ones, or away from those that leave, which then end.
         """
         staying = [s for s in self._cluster.servers if s.alive and s.index not in self._leaving]
         for server in reversed(staying[count:]):
             self._cluster.begin_removal(server.index)
             self._leaving.add(server.index)
-        if len(staying) < count:
+        for _ in range(count - len(staying) - self._adding):
             self._add()
-        return len(staying) + 1 >= count
+        self._after_joining(then)
 
-    def _add(self) -> ServerHandle:
-        new = self._cluster.add_server()
-        self._watch_server(new)
-        return new
+    def tick(self, now: float) -> None:
+        """Look whether clients have said what they lost by the last takeover."""
+        if self.recovering and self._reload is None and now > self._reload_until:
+            self._give_up(f"no server took them within {_RELOAD_S:g} s")
+        if not self._look_at <= now < self._look_until:
+            return
+        self._look_at = now + _LOOK_EVERY_S
+        try:
+            lost = self._cluster.status(_STATUS_S).lost
+        except (Unavailable, Timeout):  # a coordinator that is being started again
+            return
+        said, before = self._losses
+        self._losses[1] = lost
+        if lost == before != said:  # all have said it
+            self._losses[0] = lost
+            self._say(describe([one for one in lost if one not in said]))
+
+    # Servers.
+
+    def _add(self) -> str:
+        """Have one more; what it will be called."""
+        name = f"server {len(self._cluster.servers) + self._adding}"
+        self._adding += 1
+        self._start_next()
+        return name
+
+    def _start_next(self) -> None:
+        if self._adding and self._joining is None:
+            self._joining = self._cluster.begin_server()
+            assert self._joining.process.stdout is not None
+            self._watch_once(self._joining.process.stdout.fileno(), self._joined)
+
+    def _joined(self) -> None:
+        assert self._joining is not None
+        new, self._joining = self._joining, None
+        self._adding -= 1
+        try:
+            self._watch_server(self._cluster.joined(new))
+        except ShoalError as error:
+            self._say(str(error))
+        self._start_next()
+        self._after_joining()
+
+    def _after_joining(self, *then: Callable[[], None]) -> None:
+        self._when_joined += then
+        while self._when_joined and not self._adding:
+            self._when_joined.pop(0)()
 
     def _watch_server(self, server: ServerHandle) -> None:
-        self._watch(server.pid, partial(self._server_ended, server))
+        self._watch_process(server.pid, partial(self._server_ended, server))
         self._link_logs()
+
+    def _watch_process(self, pid: int, then: Callable[[], None]) -> None:
+        descriptor = os.pidfd_open(pid)
+
+        def ended() -> None:
+            os.close(descriptor)
+            then()
+
+        self._watch_once(descriptor, ended)
 
     def _server_ended(self, server: ServerHandle) -> None:
         if self._verdict.ending is not None:
             return
-        try:
-            self._say(self._go_on_without(server))
-        except ShoalError as error:
-            self._say(str(error))
-            self._verdict.server_lost(server.index, server.pid)
-
-    def _go_on_without(self, server: ServerHandle) -> str:
-        """What is said of it. Raises an error where its rows are nowhere else."""
-        leaves = server.index in self._leaving
-        if self._replicas == 0 and not leaves:
-            raise Unavailable(f"server {server.index} has the only copy of its rows")
-        # Of one that has left in order nobody has to be told. One that was killed before is given up by this.
-        self._cluster.evict_server(server.index, f"its process, pid {server.pid}, has ended")
         name = f"server {server.index} (pid {server.pid})"
-        if leaves:
-            return f"{name} has left; its rows are on the others"
-        text = f"{name} has ended; the copies of its rows go on"
-        if not self._verdict.server_replaced():
-            return text
-        return f"{text}, and server {self._add().index} takes its place"
+        self._look_until = time.monotonic() + _LOOK_S
+        try:
+            # Of one that has left in order nobody has to be told. One that was killed is given up by this.
+            self._cluster.evict_server(server.index, f"its process, pid {server.pid}, has ended")
+        except Unavailable as error:
+            self._lose(server, name, error)
+        except ShoalError as error:
+            self._end(server, str(error))
+        else:
+            if server.index in self._leaving:
+                self._say(f"{name} has left; its rows are on the others")
+                return
+            text = f"{name} has ended; the copies of its rows go on"
+            if self._verdict.server_replaced():
+                text += f", and {self._add()} takes its place"
+            self._say(text)
+
+    def _end(self, server: ServerHandle, why: str) -> None:
+        self._say(why)
+        self._verdict.server_lost(server.index, server.pid)
+
+    # Shards that nobody has.
+
+    def _lose(self, server: ServerHandle, name: str, error: ShoalError) -> None:
+        if self._checkpoint is None or not self._verdict.server_replaced():
+            self._end(server, str(error))
+            return
+        self._lost.add(server.index)
+        self._reload_until = time.monotonic() + _RELOAD_S
+        shards = self._cluster.shards_of(self._lost)
+        text = f"{name} has ended, with the only copy of {len(shards)} shards"
+        if 0 not in shards:
+            self._say(f"{text}; they go back to the last checkpoint, and {self._add()} takes them")
+        else:
+            self._say(
+                f"{text}, clocks and data ledger among them: all shards and workers go back to the last "
+                f"checkpoint, and {self._add()} takes its place"
+            )
+            if not self._together:
+                self._together = self._stopping = True
+                self._stop_workers(self._workers_stopped)
+        self._after_joining(self._begin_reload)
+
+    def _workers_stopped(self) -> None:
+        self._stopping = False
+        self._begin_reload()
+
+    def _begin_reload(self) -> None:
+        if self.recovering and not (self._adding or self._stopping or self._reload):
+            assert self._checkpoint is not None
+            log = self._logs / "checkpoint.log"
+            self._reload = Reload(self._cluster, self._checkpoint, self._lost, self._together, log)
+            self._watch_process(self._reload.pid, self._reload_ended)
+
+    def _reload_ended(self) -> None:
+        assert self._reload is not None
+        reload, self._reload = self._reload, None
+        done, said = reload.end()
+        if self._verdict.ending is not None:
+            return
+        if done:
+            self._lost -= reload.lost
+            self._look_until = time.monotonic() + _LOOK_S
+            self._say(said)
+            if self._together and not self._lost:
+                self._together = False
+                self._start_workers()
+        elif not reload.may_help_again or time.monotonic() > self._reload_until:
+            self._give_up(f"no checkpoint could be gone back to: {said}")
+        self._begin_reload()
+
+    def _give_up(self, why: str) -> None:
+        self._end(next(server for server in self._cluster.servers if server.index in self._lost), why)
+
+    def close(self) -> None:
+        """End what is under way."""
+        if self._reload is not None:
+            self._reload.kill()
+
+    # The coordinator.
 
     def _watch_coordinators(self) -> None:
         for pid in set(self._cluster.coordinator_pids) - self._coordinator_pids:
             self._coordinator_pids.add(pid)
-            self._watch(pid, partial(self._coordinator_ended, pid))
+            self._watch_process(pid, partial(self._coordinator_ended, pid))
 
     def _coordinator_ended(self, pid: int) -> None:
         # No step needs it: the workers go on.

@@ -31,6 +31,8 @@ class JobOptions:
     servers: int = 1
     # Further servers that hold a copy of each row.
     replicas: int = 0
+    # strong: a push is acknowledged when all copies have it; weak: before.
+    replication: str = "strong"
     # More than one agree by an etcd, at these URLs.
     coordinators: int = 1
     etcd: str | None = None
@@ -65,6 +67,10 @@ class JobOptions:
     def __post_init__(self) -> None:
         check_count("workers", self.workers, 1, WORKERS_MAX)
         CoordinatorOptions(servers=self.servers, replicas=self.replicas)
+        if self.replication not in ("strong", "weak") or (self.replication == "weak" and not self.replicas):
+            raise BadInput(
+                f"replication is {self.replication!r}; allowed: strong, or, with --replicas 1 or more, weak"
+            )
         check_word(self.sync)
         check_batch(self.batch)
         check_count("seed", self.seed, 0, SEED_MAX)
@@ -96,7 +102,7 @@ class JobOptions:
     @property
     def cluster(self) -> dict[str, Any]:
         """What `LocalCluster` is told."""
-        names = ("servers", "replicas", "coordinators", "etcd")
+        names = ("servers", "replicas", "replication", "coordinators", "etcd")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -110,7 +116,8 @@ class JobOptions:
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         servers = "1 server" if self.servers == 1 else f"{self.servers} servers"
         if self.replicas:
-            servers += f" with {self.replicas} {'replica' if self.replicas == 1 else 'replicas'}"
+            weak = "weak " * (self.replication == "weak")
+            servers += f" with {self.replicas} {weak}{'replica' if self.replicas == 1 else 'replicas'}"
         return f"{workers}, {servers}, sync {self.sync}"
 
     @property

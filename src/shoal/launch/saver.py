@@ -1,19 +1,21 @@
-"""The checkpoints of a job: what it goes on from, and the process that makes them."""
+"""The checkpoints of a job: what it goes on from, the process that makes them, and the one that goes back."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from shoal.checkpoint import manifest as manifest_
 from shoal.checkpoint.client import load
 from shoal.checkpoint.place import Place
+from shoal.checkpoint.reload import AGAIN
 from shoal.fleet.local import LocalCluster
 
-__all__ = ["Saver", "go_on"]
+__all__ = ["Reload", "Saver", "go_on"]
 
 _LOAD_S = 3600.0
 _LAST_S = 600.0
@@ -31,22 +33,7 @@ class Saver:
     """A `shoal.checkpoint.keep` for this cluster."""
 
     def __init__(self, cluster: LocalCluster, url: str, every_s: float, log: Path) -> None:
-        environment = {
-            **os.environ,
-            "SHOAL_ADDRESS": cluster.address,
-            "SHOAL_TOKEN_FILE": str(cluster.token_file),
-            "SHOAL_LOG": "INFO",
-        }
-        environment.pop("SHOAL_TOKEN", None)
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.checkpoint.keep", "--url", url, "--every", str(every_s)],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+        self._process = _start(cluster, "keep", ["--url", url, "--every", str(every_s)], log)
 
     def end(self, *, last: bool = False) -> None:
         """End it, after a last checkpoint if that is asked for. Twice is harmless."""
@@ -67,3 +54,51 @@ class Saver:
             self._process.wait()
         with suppress(OSError):
             stdin.close()
+
+
+class Reload:
+    """A `shoal.checkpoint.reload` of what those servers had."""
+
+    def __init__(
+        self, cluster: LocalCluster, url: str, lost: Collection[int], together: bool, log: Path
+    ) -> None:
+        self.lost = frozenset(lost)
+        arguments = ["--url", url, "--lost", ",".join(map(str, sorted(lost)))]
+        self._process = _start(cluster, "reload", arguments + ["--together"] * together, log, subprocess.PIPE)
+        self.pid = self._process.pid
+
+    def end(self) -> tuple[bool, str]:
+        """Whether it was done, and what it said; once it has ended."""
+        said, _ = self._process.communicate()
+        return self._process.returncode == 0, said.decode(errors="replace").strip() or "it said nothing"
+
+    @property
+    def may_help_again(self) -> bool:
+        """Whether it may be done another time."""
+        return self._process.returncode == AGAIN
+
+    def kill(self) -> None:
+        """The job ends without it."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _start(
+    cluster: LocalCluster, module: str, arguments: Sequence[str], log: Path, stdout: int | None = None
+) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "SHOAL_ADDRESS": cluster.address,
+        "SHOAL_TOKEN_FILE": str(cluster.token_file),
+        "SHOAL_LOG": "INFO",
+    }
+    environment.pop("SHOAL_TOKEN", None)
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", f"shoal.checkpoint.{module}", *arguments],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=file if stdout is None else stdout,
+            stderr=file,
+            start_new_session=True,
+        )

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import TextIO
 
 import msgspec
@@ -28,9 +27,9 @@ import msgspec
 from shoal.checkpoint.client import check_writable
 from shoal.errors import BadInput, ShoalError
 from shoal.fleet.local import LocalCluster
-from shoal.launch import guardian
 from shoal.launch.autoscale import Autoscaler
 from shoal.launch.board import Board
+from shoal.launch.crew import Crew
 from shoal.launch.guardian_process import GuardianProcess
 from shoal.launch.health import POLICIES, HealthWatch, Trouble, parse_policies
 from shoal.launch.job_cluster import JobCluster
@@ -40,7 +39,7 @@ from shoal.launch.saver import Saver, go_on
 from shoal.launch.screen import LogFile, Screen
 from shoal.launch.signals import Signals, Stopped
 from shoal.launch.verdict import Verdict
-from shoal.launch.worker import Pipe, Worker, exit_code
+from shoal.launch.worker import Worker, exit_code
 from shoal.launch.worker_environment import JobAddress, free_port, worker_environment
 from shoal.store.rounds import Rounds
 from shoal.sync.words import parse
@@ -53,11 +52,6 @@ _TICK_S = 0.25
 # While processes are ending there is something to look at more often.
 _ENDING_TICK_S = 0.02
 _TERMINATE_S = 5.0
-# What the kernel holds on to (a hanging file system) does not even die by SIGKILL.
-_GIVE_UP_S = 30.0
-# The pipes of a worker that is gone with all that it started are read to their end; this is for one whose
-# other end somebody else has got hold of.
-_DRAIN_S = 3.0
 _EVICT_S = 3.0
 # A worker that gives no sign of life for so long is replaced; it is found within a tick more.
 _LEASE_S = 2.0
@@ -125,21 +119,20 @@ class _Job:
         )
         self._restored = None if options.checkpoint is None else go_on(self._cluster, options.checkpoint)
         signals.raising = False
-        self._guardian = stack.enter_context(GuardianProcess())
+        logs, keeper = record.path / "logs", stack.enter_context(GuardianProcess())
+        self._crew = Crew(logs, screen, self._selector, keeper, self._worker_ended)
+        stack.callback(self._crew.close)
+        self._workers = self._crew.workers
         self._record = record
         self._board = Board(record.path, options.workers)
         self._health = HealthWatch(parse_policies(options.on_trouble))
-        self._workers: dict[int, Worker] = {}
-        self._logs: dict[int, LogFile] = {}
-        self._ended_at: dict[int, float] = {}
         self._restarting: set[int] = set()
+        self._when_stopped: Callable[[], None] | None = None
         self._evicted: set[int] = set()  # that have not ended yet
         self._stopped_at: dict[int, float] = {}
         self._leaving: dict[int, float] = {}  # until when
         self._autoscaler = Autoscaler.of(options.autoscale, options.sync) if options.autoscale else None
         self._asked: dict[str, int] = {}  # numbers of workers and servers to go on with
-        # Whatever happens below: no worker outlives this.
-        stack.callback(self._kill_all)
 
     def run(self) -> int:
         """Start the workers and look after them until all have ended."""
@@ -148,11 +141,14 @@ class _Job:
         self._fleet = JobCluster(
             self._cluster,
             self._verdict,
-            self._options.replicas,
+            self._options.checkpoint,
             logs,
-            watch=self._watch_process,
+            watch_once=self._watch_once,
             say=self._report,
+            stop_workers=self._stop_workers,
+            start_workers=self._start_all,
         )
+        self._stack.callback(self._fleet.close)
         if self._options.checkpoint is not None:
             log = logs / "checkpoint.log"
             self._saver = Saver(self._cluster, self._options.checkpoint, self._options.every_s, log)
@@ -163,8 +159,8 @@ class _Job:
         self._screen.note(
             f"job {self._record.name}: {self._options.summary}; logs in {self._record.path / 'logs'}"
         )
-        while self._workers:
-            for key, _ in self._selector.select(_ENDING_TICK_S if self._ended_at else _TICK_S):
+        while self._workers or self._fleet.recovering:
+            for key, _ in self._selector.select(_ENDING_TICK_S if self._crew.ending else _TICK_S):
                 key.data()
             self._tick(time.monotonic())
         return self._finish()
@@ -176,8 +172,6 @@ class _Job:
             directory=self._record.path,
             master_port=free_port(),
         )
-        for rank in range(self._options.workers):
-            self._start_worker(rank)
         self._record = msgspec.structs.replace(
             self._record,
             state="running",
@@ -186,20 +180,27 @@ class _Job:
             sizes={"workers": self._options.workers, "servers": self._options.servers},
             **self._fleet.record,
         )
+        self._start_all()
+
+    def _start_all(self) -> None:
+        for rank in range(self._options.workers):
+            self._start_worker(rank)
         self._record.write()
+
+    def _stop_workers(self, then: Callable[[], None]) -> None:
+        """Kill all of them, which is no death of theirs; `then`: they are gone."""
+        self._when_stopped = then
+        self._restarting.clear()
+        self._evicted.clear()
+        clocks = [view.progress.clock if view.progress else 0 for view in self._board.views]
+        self._event(f"the workers are stopped; their clocks were at {', '.join(map(str, clocks))}")
+        self._crew.kill()
 
     def _start_worker(self, rank: int) -> None:
         command = [sys.executable, "-u", *self._options.command]
         now = time.time()
-        worker = Worker(rank, command, worker_environment(self._options, self._where, rank, os.environ))
-        self._workers[rank] = worker
-        if rank not in self._logs:
-            self._logs[rank] = LogFile(self._record.path / "logs" / f"worker-{rank}.log")
-            self._stack.callback(self._logs[rank].close)
-        self._guardian.add(worker.pid)
-        self._watch(worker.ended_fd, partial(self._worker_ended, worker))
-        for pipe in worker.pipes:
-            self._watch(pipe.file.fileno(), partial(self._output, worker, pipe))
+        environment = worker_environment(self._options, self._where, rank, os.environ)
+        worker = self._crew.start(rank, command, environment)
         self._health.forget(rank)
         write_trust(self._record.path, rank, 1.0)
         view = self._board.views[rank]
@@ -216,15 +217,12 @@ class _Job:
         self._join_until = time.monotonic() + self._options.join_timeout_s
         self._warned = False
 
-    def _watch_process(self, pid: int, then: Callable[[], None]) -> None:
-        descriptor = os.pidfd_open(pid)
-        self._stack.callback(os.close, descriptor)
-
-        def ended() -> None:
+    def _watch_once(self, descriptor: int, then: Callable[[], None]) -> None:
+        def ready() -> None:
             self._selector.unregister(descriptor)
             then()
 
-        self._watch(descriptor, ended)
+        self._watch(descriptor, ready)
 
     def _watch(self, descriptor: int, then: Callable[[], None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, then)
@@ -239,38 +237,19 @@ class _Job:
         if self._signals.count > 1 and self._kill_at is not None:
             self._kill_at = time.monotonic()
 
-    def _output(self, worker: Worker, pipe: Pipe) -> None:
-        lines, ended = pipe.read()
-        self._show(worker, pipe, lines)
-        if ended:
-            self._selector.unregister(pipe.file.fileno())
-            pipe.file.close()
-            worker.pipes.remove(pipe)
-
-    def _show(self, worker: Worker, pipe: Pipe, lines: list[bytes]) -> None:
-        if not lines:
-            return
-        self._logs[worker.rank].write(b"".join(line + b"\n" for line in lines))
-        if pipe.name == "stderr":
-            worker.tail.add(lines)
-        self._screen.lines(worker.rank, pipe.name, lines)
-
     def _worker_ended(self, worker: Worker) -> None:
-        code = worker.peek()
-        if code is None:
-            return
-        self._selector.unregister(worker.ended_fd)
-        worker.code = code
-        self._ended_at[worker.rank] = time.monotonic()
+        assert worker.code is not None
         self._board.refresh()
         view = self._board.views[worker.rank]
         view.ended = True
+        if self._when_stopped is not None:
+            return
         if worker.rank >= self._options.workers:  # too many since `shoal scale`
             self._evict(worker.rank)
             self._forget(worker.rank)
             return
-        again = self._verdict.worker_ended(worker.rank, code, joined=view.joined, left=view.left)
-        self._record = self._record.with_worker(worker.rank, code=exit_code(code))
+        again = self._verdict.worker_ended(worker.rank, worker.code, joined=view.joined, left=view.left)
+        self._record = self._record.with_worker(worker.rank, code=exit_code(worker.code))
         if again is not None:
             if worker.rank not in self._evicted:
                 self._evict(worker.rank)
@@ -317,16 +296,20 @@ class _Job:
         if self._autoscaler is not None:
             self._autoscale(self._autoscaler, now)
         self._asked |= self._record.asked_sizes()
-        if self._asked and self._verdict.ending is None:
+        if self._asked and self._verdict.ending is None and not self._fleet.recovering:
             role, size = self._asked.popitem()
             (self._scale_servers if role == "servers" else self._scale)(size)
+        self._fleet.tick(now)
         for rank, until in self._leaving.items():
             if now > until and rank in self._workers:
                 self._workers[rank].kill()
         if self._verdict.ending is not None:
             self._end_workers(now)
-        for worker in [self._workers[rank] for rank in self._ended_at if rank in self._workers]:
-            self._clean_up(worker, now)
+        for worker in self._crew.clean_up():
+            self._worker_gone(worker)
+        if self._when_stopped is not None and not self._workers:
+            then, self._when_stopped = self._when_stopped, None
+            then()
         self._screen.progress(self._board, changed=changed)
 
     # Other numbers of workers and servers.
@@ -365,14 +348,10 @@ class _Job:
     def _scale_servers(self, servers: int) -> None:
         try:
             options = dataclasses.replace(self._options, servers=servers)
-            if not self._fleet.scale(servers):
-                self._asked.setdefault("servers", servers)  # one more at the next tick
-                return
+            self._fleet.scale(servers, lambda: self._report(self._scaled("servers", servers)))
+            self._options = options
         except ShoalError as error:
             self._report(f"cannot go on with {servers} servers: {error}")
-            return
-        self._options = options
-        self._report(self._scaled("servers", servers))
 
     def _scaled(self, role: str, size: int) -> str:
         before = self._record.sizes[role]
@@ -440,27 +419,10 @@ class _Job:
             for worker in self._workers.values():
                 worker.terminate()
         elif now >= self._kill_at:
-            for worker in list(self._workers.values()):
-                worker.kill()
-                if now >= self._kill_at + _GIVE_UP_S:
-                    self._screen.note(f"{worker.name} (pid {worker.pid}) cannot be killed; look at it", "red")
-                    del self._workers[worker.rank]
+            self._crew.kill(now - self._kill_at)
 
-    def _clean_up(self, worker: Worker, now: float) -> None:
-        """Forget a worker that has ended, once what it had started is gone and its pipes are read."""
-        since = now - self._ended_at[worker.rank]
-        if worker.left_behind:
-            if since > guardian.GRACE_S:
-                worker.kill()
-            return
-        if worker.pipes and since < _DRAIN_S:
-            return
-        for pipe in worker.pipes:
-            self._selector.unregister(pipe.file.fileno())
-            self._show(worker, pipe, pipe.close())
-        worker.reap()
-        self._guardian.remove(worker.pid)
-        del self._workers[worker.rank], self._ended_at[worker.rank]
+    def _worker_gone(self, worker: Worker) -> None:
+        """It is reaped, with all that it had started."""
         ending = self._verdict.ending
         if ending is not None and ending.rank == worker.rank:
             self._last_words = worker.tail.reason()
@@ -469,11 +431,6 @@ class _Job:
             if ending is None:
                 self._start_worker(worker.rank)
                 self._write_record()
-
-    def _kill_all(self) -> None:
-        """For an end that was not foreseen, such as a mistake in this file."""
-        for worker in self._workers.values():
-            worker.kill()
 
     # The end.
 

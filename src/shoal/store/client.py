@@ -30,7 +30,7 @@ from shoal.store.table import Table
 from shoal.store.tensor import Tensor
 from shoal.types import ArrayLike, Codec, Waitable
 
-__all__ = ["Client", "Session"]
+__all__ = ["Client", "Session", "core_spec"]
 
 _CODECS: tuple[str, ...] = get_args(Codec)
 CHECKPOINT_S = 3600.0
@@ -57,6 +57,7 @@ class Session:
         self.incarnation = incarnation
         self.pid = os.getpid()
         self.closed = False
+        self.pushes_lost = 0
         self.aside: Callable[[], str] = str  # what else is amiss, for errors that may come of it
         self._timeout_s = options.timeout_s
         # Also at the end of the interpreter, while threads may still take the GIL: after that an operation
@@ -261,9 +262,12 @@ class Client:
         return Client(Session(session.core.fork(), session.address, options, session.name), self._directory)
 
     def stats(self) -> dict[str, Any]:
-        """Figures of this client: lane of each server, requests, bytes, reconnects, retries."""
+        """Figures of this client: lane of each server, requests, bytes, reconnects, retries.
+
+        `pushes_lost`: acknowledged under `replication="weak"` and gone with a server, counted on each shard.
+        """
         self._session.check()
-        return dict(self._session.core.counters())
+        return {**self._session.core.counters(), "pushes_lost": self._session.pushes_lost}
 
     def save(self, url: str, *, timeout: float = CHECKPOINT_S) -> str:
         """Write a checkpoint of the whole store under `url`: file://, s3://, ...; returns its name.
@@ -304,7 +308,7 @@ class Client:
         opened = self._directory.open(request, seconds)
         self._opened.add(request.name)
         try:
-            self._session.core.declare(_core_spec(opened.entry), seconds)
+            self._session.core.declare(core_spec(opened.entry), seconds)
         except _core.CoreError as error:
             raise self._session.error(error, opened.entry.what) from None
         return opened
@@ -380,7 +384,8 @@ def _check_codec(wire: Codec) -> Codec:
     return wire
 
 
-def _core_spec(entry: TableEntry) -> _core.TableSpec:
+def core_spec(entry: TableEntry) -> _core.TableSpec:
+    """The table as the core knows it."""
     spec = _core.TableSpec()
     spec.id = entry.id
     spec.name = entry.name

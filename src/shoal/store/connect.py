@@ -22,17 +22,15 @@ from shoal.config import (
 from shoal.errors import BadInput, Unavailable, from_core
 from shoal.store.catalogue import Catalogue, Directory, Opened, TableEntry, TableRequest
 from shoal.store.client import Client, Session
-from shoal.store.control import Address, ControlClient, ReplyT
+from shoal.store.control import Address, ControlClient, ReplyT, list_tables
 from shoal.store.messages import (
     ClientGrant,
     Done,
     JoinCluster,
-    ListTables,
     LoadStore,
     OpenTable,
     SaveStore,
     TableOpened,
-    TablePage,
     TensorWritten,
 )
 from shoal.store.placement_watch import PlacementWatch, core_placement
@@ -87,14 +85,7 @@ class RemoteDirectory:
         self._control.ask(TensorWritten(name=name), Done, timeout_s)
 
     def entries(self, timeout_s: float) -> list[TableEntry]:
-        entries: list[TableEntry] = []
-        more = True
-        while more:
-            after = entries[-1].id if entries else 0
-            page = self._control.ask(ListTables(after=after), TablePage, timeout_s)
-            entries += page.entries
-            more = page.more
-        return entries
+        return list_tables(self._control, timeout_s)
 
     def order(self, request: SaveStore | LoadStore, reply: type[ReplyT], timeout_s: float) -> ReplyT:
         """Ask for what all servers take part in. By a connection of its own: it may take long."""
@@ -186,7 +177,7 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
         control.close()
         raise
     session = Session(core, str(address), options, name, grant.incarnation)
-    watch = PlacementWatch(address, token, session, grant.placement.version)
+    watch = PlacementWatch(address, token, session, grant)
     session.aside = watch.aside
     directory: Directory = RemoteDirectory(control, watch, relay)
     return Client(session, directory)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from shoal.config import TOKEN_SOURCES
 from shoal.errors import BadInput, Internal, Refused, Timeout, Unavailable, from_code
+from shoal.store.catalogue import TableEntry
 from shoal.store.messages import (
     FRAME_BYTES_MAX,
     LENGTH_BYTES,
@@ -28,18 +29,20 @@ from shoal.store.messages import (
     Challenge,
     Failure,
     Hello,
+    ListTables,
     Message,
     NotLeader,
     Proof,
     Reply,
     Request,
+    TablePage,
     Welcome,
     decode,
     encode,
     prove,
 )
 
-__all__ = ["Address", "ControlClient", "ReplyT", "keep_alive"]
+__all__ = ["Address", "ControlClient", "ReplyT", "keep_alive", "list_tables"]
 
 _RETRY_FIRST_S = 0.01
 _RETRY_MAX_S = 0.25
@@ -269,6 +272,17 @@ class ControlClient:
 
 
 _HandshakeT = TypeVar("_HandshakeT", Challenge, Welcome)
+
+
+def list_tables(control: ControlClient, timeout_s: float) -> list[TableEntry]:
+    """All tables and tensors of the cluster."""
+    entries: list[TableEntry] = []
+    more = True
+    while more:
+        page = control.ask(ListTables(after=entries[-1].id if entries else 0), TablePage, timeout_s)
+        entries += page.entries
+        more = page.more
+    return entries
 
 
 def _reason(error: BaseException) -> str:

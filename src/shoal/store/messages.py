@@ -40,6 +40,7 @@ __all__ = [
     "JoinCluster",
     "ListTables",
     "LoadStore",
+    "Lost",
     "Message",
     "NotLeader",
     "OpenTable",
@@ -50,6 +51,7 @@ __all__ = [
     "PlacementNews",
     "Proof",
     "RegisterServer",
+    "ReloadStore",
     "RemoveServer",
     "Reply",
     "Request",
@@ -60,6 +62,7 @@ __all__ = [
     "StoreSaved",
     "TableOpened",
     "TablePage",
+    "Takeover",
     "TensorWritten",
     "WatchPlacement",
     "Welcome",
@@ -149,12 +152,34 @@ class GetStatus(_Message, frozen=True, kw_only=True, tag="get_status"):
     """Who is there."""
 
 
+class Takeover(msgspec.Struct, frozen=True, kw_only=True):
+    """A server has become the head of a shard in this term, with what it held then."""
+
+    shard: int
+    term: int
+    version: int
+    entry: int
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard began its term with `version`, and `last` was acknowledged before; and so many of this client's
+    pushes that no copy had (of a weak chain alone; elsewhere they are not counted one by one)."""
+
+    client: int = 0
+    shard: int
+    term: int
+    version: int
+    last: int = 0
+    pushes: int = 0
+
+
 class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
     """Answered when there is a placement newer than `after`, or work for this server, or after `wait_s`.
 
     A server says who it is, and thereby that it lives: its lease is renewed. `filling`: the orders that it
     carries out already; `loads`: of each of its shards the bytes, and the floats read and written since it
-    began.
+    began; `takeovers`: what it heads since the last time. A client says the number of the last takeover that
+    it has `heard` of in the coordinator's `life`, and what it has lost by them.
     """
 
     after: int
@@ -163,6 +188,10 @@ class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
     identity: str = ""
     filling: tuple[int, ...] = ()
     loads: tuple[tuple[int, int, int], ...] = ()
+    takeovers: tuple[Takeover, ...] = ()
+    heard: int = 0
+    life: int = 0
+    lost: tuple[Lost, ...] = ()
 
 
 class Filled(_Message, frozen=True, kw_only=True, tag="filled"):
@@ -206,6 +235,20 @@ class LoadStore(_Message, frozen=True, kw_only=True, tag="load"):
     wait_s: float
 
 
+class ReloadStore(_Message, frozen=True, kw_only=True, tag="reload"):
+    """These servers have ended: what only they had is read from URL/name by others, which then have it.
+
+    `together`: all shards go back to it, as they must where the sync shard is among the lost. Else the others
+    go on as they are.
+    """
+
+    lost: tuple[int, ...]
+    url: str
+    name: str
+    together: bool
+    wait_s: float
+
+
 class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What one server has written of a checkpoint."""
 
@@ -238,6 +281,7 @@ class PartOrder(_Message, frozen=True, kw_only=True, tag="order"):
     shards: tuple[int, ...] = ()
     tables: dict[int, int] = {}
     resume: bool = False
+    reload: Literal["", "alone", "together"] = ""
 
 
 class StoreSaved(_Message, frozen=True, kw_only=True, tag="saved"):
@@ -308,6 +352,8 @@ class PlacementNews(_Message, frozen=True, kw_only=True, tag="news"):
     placement: PlacementInfo | None = None
     fills: tuple[FillOrder, ...] = ()
     life: int = 0
+    heard: int = 0
+    takeovers: tuple[Takeover, ...] = ()
 
 
 class TableOpened(_Message, frozen=True, kw_only=True, tag="opened"):
@@ -335,6 +381,7 @@ class StatusInfo(_Message, frozen=True, kw_only=True, tag="status"):
     replicas: int = 0
     degraded: int = 0
     filling: int = 0
+    lost: tuple[Lost, ...] = ()
 
 
 class Done(_Message, frozen=True, kw_only=True, tag="done"):
@@ -369,6 +416,7 @@ Request: TypeAlias = (
     | RemoveServer
     | SaveStore
     | LoadStore
+    | ReloadStore
     | PartReport
 )
 Reply: TypeAlias = (

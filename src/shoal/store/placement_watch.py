@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal import _core
 from shoal.errors import Refused, ShoalError
 from shoal.store.control import Address, ControlClient
-from shoal.store.messages import PlacementInfo, PlacementNews, WatchPlacement
+from shoal.store.messages import ClientGrant, Lost, PlacementInfo, PlacementNews, Takeover, WatchPlacement
 
 if TYPE_CHECKING:
     from shoal.store.client import Session
@@ -46,11 +46,14 @@ class PlacementWatch:
     While the coordinator is away everybody goes on with the placement that they have.
     """
 
-    def __init__(self, address: Address, token: str, session: Session, version: int) -> None:
+    def __init__(self, address: Address, token: str, session: Session, grant: ClientGrant) -> None:
         self._control = ControlClient(address, token)
         self._session = weakref.ref(session)
         weakref.finalize(session, self._control.close)
-        self._version = version
+        self._client = grant.client_id
+        self._version = grant.placement.version
+        self._life = self._heard = 0  # the coordinator's, and the last takeover that it has told of
+        self._lost: list[Lost] = []  # not told yet
         self._wait_s = _WAIT_SEVERAL_S if address.others else _WAIT_S
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal-placement", daemon=True)
@@ -74,7 +77,10 @@ class PlacementWatch:
     def _run(self) -> None:
         while not self._closed.is_set() and self._session() is not None:
             try:
-                request = WatchPlacement(after=self._version, wait_s=self._wait_s)
+                lost = tuple(self._lost)
+                request = WatchPlacement(
+                    after=self._version, wait_s=self._wait_s, heard=self._heard, life=self._life, lost=lost
+                )
                 news = self._control.ask(request, PlacementNews, self._wait_s + _GRACE_S)
             except Refused as error:
                 if not self._closed.is_set():
@@ -83,13 +89,32 @@ class PlacementWatch:
             except ShoalError:  # the coordinator is away, or this client was closed
                 self._closed.wait(_PAUSE_S)
                 continue
-            if news.placement is not None:
-                self._version = news.placement.version
-                session = self._session()
-                if session is None:
-                    return
-                try:
+            del self._lost[: len(lost)]
+            session = self._session()
+            if session is None:
+                return
+            try:
+                if news.placement is not None:
+                    self._version = news.placement.version
                     session.core.set_placement(core_placement(news.placement))
-                except _core.CoreError:  # closed meanwhile
-                    return
-                del session  # or it would live while this thread waits for the next
+                for takeover in news.takeovers:
+                    self._count_lost(session, takeover)
+            except _core.CoreError:  # closed meanwhile
+                return
+            del session  # or it would live while this thread waits for the next
+            self._life, self._heard = news.life, news.heard
+
+    def _count_lost(self, session: Session, new: Takeover) -> None:
+        last, pushes = session.core.taken_over(new.shard, new.term, new.version, new.entry)
+        session.pushes_lost += pushes
+        if last > new.version or pushes:
+            lost = Lost(
+                client=self._client,
+                shard=new.shard,
+                term=new.term,
+                version=new.version,
+                last=last,
+                pushes=pushes,
+            )
+            self._lost.append(lost)
+            _log.warning("lost with a server: %s", lost)
