@@ -30,7 +30,8 @@ def test_what_the_dead_wanted_does_not_count() -> None:
     now = seen(
         ["gone", "waiting", "working"], r0=_Mark(1, wants=9, since=1), r1=_Mark(2, since=1), r2=_Mark(3, 2)
     )
-    assert now.want(1) and now.want(1, new=True)
+    assert now.want(1)
+    assert now.want(1, new=True)
     assert not now.want(1, new=False)
     assert not now.want(2)
 
