@@ -1,9 +1,11 @@
 """A user's script that counts, and whose workers die: OUT LOOP RANK:STEP:PLACE... hold:EPOCH... pace:SECONDS
 
 The gradient of a row is -1 for each sample of the batch that has it, that of the weight is -1: with SGD(lr=1)
-rows count how much of a round each sample was, and the weight counts rounds. A worker kills itself once, in
+rows count how much of a round each sample was, and the weight counts rounds. So does a dense parameter with
+an element for each sample: a contribution counts in both or in none. A worker kills itself once, in
 its first life, at these steps and places. Others do not run away meanwhile: after that step they wait until
-the next life of that rank has a batch. At the first batch of an epoch to hold at they wait for a file.
+the next life of that rank has a batch (not where it comes to life by what they do). At the first batch of an
+epoch to hold at they wait for a file.
 A step takes `pace` at least, so that others can choose a moment.
 """
 
@@ -19,7 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 import shoal.nn
+from shoal.collective.group import GlooGroup
 from shoal.train import strategy
+from shoal.train.on_workers import AllReduce
 from shoal.train.worker import Worker
 
 SAMPLES, BATCH, DEADLINE_S = 64, 8, 60.0
@@ -29,6 +33,7 @@ PACE_S = sum(float(text[5:]) for text in sys.argv[3:] if text.startswith("pace:"
 SAID = [text.split(":") for text in sys.argv[3:] if text[:5] not in ("hold:", "pace:")]
 DEATHS = {int(rank): (int(step), place) for rank, step, place in SAID}
 PASSES = 4 if HOLDS or PACE_S else 3
+SUM = GlooGroup.sum_
 
 
 def die(*_: object, **__: object) -> None:
@@ -46,6 +51,14 @@ def prepare_to_die(worker: Worker, place: str) -> None:
     elif place == "stop":
         (OUT / "stopped").touch()
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif place == "summing":  # the others have heard of the step
+        GlooGroup.sum_ = lambda group, values: die() if values.dtype == torch.float32 else SUM(group, values)
+    elif place == "summed":  # the others have the sum, and do not know that all have
+        GlooGroup.meet = die
+    elif place == "finished":  # it counts, and was not applied here
+        AllReduce._apply = die
+    elif place == "swapping":
+        GlooGroup.swap = die
     elif place == "half":  # the weight is there, the rows are not
         whole = strategy.push_many
         strategy.push_many = lambda *args, **how: die_half_way(whole, *args, **how)
@@ -65,12 +78,14 @@ class Counts(torch.nn.Module):
         super().__init__()
         self.rows = shoal.nn.Embedding("counts", dim=1)
         self.rounds = torch.nn.Parameter(torch.zeros(1))
+        self.dense = torch.nn.Parameter(torch.zeros(SAMPLES))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return -(self.rows(ids).sum() / len(ids)) - self.rounds.sum()
+        return -(self.rows(ids).sum() / len(ids)) - self.rounds.sum() - self.dense[ids].sum() / len(ids)
 
 
 worker = shoal.join()
+AMONG_THEMSELVES = worker.policy.dense_home == "peers"
 first_life = not (OUT / f"life-{worker.rank}").exists()
 (OUT / f"life-{worker.rank}").touch()
 model = Counts()
@@ -88,7 +103,7 @@ for epoch in worker.epochs(PASSES) if LOOP == "epochs" else range(PASSES):
         for rank, (step, place) in DEATHS.items():
             if steps == step and rank == worker.rank and first_life:
                 prepare_to_die(worker, place)
-            elif first_life and rank != worker.rank and steps == step + 1:
+            elif first_life and rank != worker.rank and steps == step + 1 and not AMONG_THEMSELVES:
                 until(f"back-{rank}")
         optimizer.zero_grad()
         model(ids).backward()
@@ -102,6 +117,7 @@ for epoch in worker.epochs(PASSES) if LOOP == "epochs" else range(PASSES):
     worker.mean(float(epoch))
 counted = model.rows.table.pull(list(range(SAMPLES)))[:, 0].tolist()
 used = [worker.ledger.report(epoch).used for epoch in range(PASSES)]
-found = {"rows": counted, "rounds": float(model.rounds), "passes": passes, "used": used, "sizes": sizes}
+found = {"rows": counted, "rounds": model.rounds.item(), "passes": passes, "used": used, "sizes": sizes}
+found["dense"] = model.dense.tolist()
 found["mean"] = worker.mean(1.0)
 (OUT / f"{worker.rank}.json").write_text(json.dumps(found))

@@ -108,7 +108,6 @@ def test_a_text_that_is_none_is_refused(text: str) -> None:
             {"autoscale": "3:8"},
             "workers is 2; allowed: a whole number from 3 to 8, the limits of --autoscale",
         ),
-        ({"autoscale": "2:8", "sync": "gossip"}, "under which the number of workers cannot change"),
         ({"autoscale": "0:8"}, "autoscale, low is 0; allowed: a whole number from 1 to 4096"),
         ({"autoscale": "2:8,every=0s"}, "autoscale, every is '0s'; allowed: a number above 0 and s, m or h"),
     ],

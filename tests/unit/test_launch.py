@@ -237,7 +237,6 @@ def test_a_log_has_a_maximum(tmp_path: Path) -> None:
             "servers is 1; allowed: a whole number from 2 to 64, the number of shards; 1 replica",
         ),
         ({"workers": 0, "servers": 2}, "workers is 0; allowed: a whole number from 1 to 4096"),
-        ({"workers": 2}, "sync gossip, whose workers exchange models among themselves"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(

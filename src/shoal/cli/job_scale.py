@@ -8,7 +8,6 @@ from rich.console import Console
 
 from shoal.config import SHARDS, check_count
 from shoal.errors import BadInput, Timeout
-from shoal.launch.options import elastic
 from shoal.launch.records import JobRecord, find_job
 from shoal.train.environment import WORKERS_MAX
 
@@ -52,11 +51,6 @@ def scale(job: str | None, *, workers: int | None, servers: int | None) -> None:
 def _check(record: JobRecord, sizes: dict[str, int]) -> None:
     if record.state != "running" or not record.sizes:
         raise BadInput(f"job {record.name} is {record.state}; only a running one can be scaled")
-    if "workers" in sizes and not elastic(record.sync):
-        raise BadInput(
-            f"job {record.name} runs with sync {record.sync}, whose workers exchange models among "
-            f"themselves; their number cannot change. Take another word, such as bsp"
-        )
     if (servers := sizes.get("servers")) is not None and record.replicas:
         copies = "1 replica needs" if record.replicas == 1 else f"{record.replicas} replicas need"
         why = f", the number of shards; {copies} as many servers, and one"

@@ -1,7 +1,8 @@
 """Groups of workers that exchange dense values directly.
 
 `TorchGroup` is `torch.distributed` (gloo on CPU, nccl on GPU) between processes; `ThreadGroup` does the same
-between threads of one process, for tests and notebooks. Both give every member the same bits.
+between threads of one process, for tests and notebooks; `GlooGroup` is one of several that follow each other,
+as members come and go. All give every member the same bits.
 """
 
 from __future__ import annotations
@@ -9,15 +10,27 @@ from __future__ import annotations
 import datetime
 import os
 import threading
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from shoal.errors import BadInput, Timeout
 
-__all__ = ["Group", "Lone", "ThreadGroup", "TorchGroup", "open_group"]
+__all__ = ["Broken", "GlooGroup", "Group", "Lone", "ThreadGroup", "TorchGroup", "open_group"]
+
+_LOOK_EVERY_S = 0.5
+# Of the message that never comes, by which a group is broken.
+_NEVER = 1 << 20
+
+
+class Broken(RuntimeError):  # noqa: N818 - as the errors of shoal.errors
+    """These members cannot make the exchange: it is to be made by those who are there."""
 
 
 class Group(Protocol):
@@ -25,6 +38,15 @@ class Group(Protocol):
 
     rank: int
     size: int
+    # Of groups whose members come and go (`shoal.train.regroup`): whether some rest while others exchange,
+    # and what a worker that has come was given for the models that it prepares.
+    partial: bool = False
+    given: Sequence[Any] = ()
+    # What its worker says: how many exchanges have changed its state; that it is within a step; that it has
+    # a sum that it has not applied, so that nobody may join.
+    version: int = 0
+    stepping: bool = False
+    summed: bool = False
 
     def sum_(self, values: torch.Tensor) -> None:
         """Replace `values` by the sum over all members."""
@@ -38,8 +60,30 @@ class Group(Protocol):
         """Replace `values` by the root's."""
         ...
 
+    # What only changes where members come and go.
 
-class Lone:
+    def meet(self) -> None:
+        """Wait until all members are here."""
+        return
+
+    def ready(self) -> None:
+        """A step begins: those who want to join may."""
+        return
+
+    def finished(self, step: int) -> bool:
+        """Whether all whose contributions were summed have finished the step at the servers."""
+        return True
+
+    def reform(self) -> None:
+        """Go on with those who live; this worker may then have another's state."""
+        raise AssertionError("a group whose members stay does not break")
+
+    def close(self) -> None:
+        """Leave it."""
+        return
+
+
+class Lone(Group):
     """The group of a worker that is alone."""
 
     rank = 0
@@ -55,7 +99,7 @@ class Lone:
         pass
 
 
-class TorchGroup:
+class TorchGroup(Group):
     """The default process group of `torch.distributed`, made here unless the script has made it."""
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
@@ -93,6 +137,79 @@ class TorchGroup:
         dist.broadcast(values, root)
 
 
+class GlooGroup(Group):
+    """Beside whatever the script makes of `torch.distributed`. Whatever fails raises `Broken`.
+
+    While an exchange takes long, `look(seconds)` is called now and then, and may give it up by raising.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout_s: float, look: Callable[[float], None]
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._look = look
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, datetime.timedelta(seconds=timeout_s))
+        # From here on `look` decides what is too long.
+        self._gloo._set_default_timeout(datetime.timedelta(days=1))
+        self._thread = ThreadPoolExecutor(1, "shoal-swap")
+
+    def sum_(self, values: torch.Tensor) -> None:
+        self._wait(self._gloo.allreduce([values]))
+
+    def copy_from_(self, values: torch.Tensor, root: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._wait(self._gloo.broadcast([values], options))
+
+    def meet(self) -> None:
+        self.sum_(torch.zeros(1))
+
+    def swap(self, values: torch.Tensor, peers: Sequence[int]) -> list[torch.Tensor]:
+        incoming = [torch.empty_like(values) for _ in peers]
+        self.transfer([(values, peer) for peer in peers], list(zip(incoming, peers, strict=True)))
+        return incoming
+
+    def transfer(
+        self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]
+    ) -> None:
+        """Send these tensors to these members, and receive those."""
+        began = monotonic()
+        try:
+            pending = [self._gloo.recv([values], peer, 0) for values, peer in receives]
+            pending += [self._gloo.send([values], peer, 0) for values, peer in sends]
+            # In a thread: such a wait cannot be cut into slices, its time-out breaks the group.
+            done = self._thread.submit(lambda: [work.wait() for work in pending])
+            while not done.done():
+                with suppress(TimeoutError):
+                    done.result(_LOOK_EVERY_S)
+                    return
+                self._look(monotonic() - began)
+            done.result()
+        except RuntimeError as error:
+            raise Broken(str(error)) from error
+
+    def _wait(self, work: dist.Work) -> None:
+        began = monotonic()
+        while True:
+            try:
+                work.wait(datetime.timedelta(seconds=_LOOK_EVERY_S))
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise Broken(str(error)) from error
+            self._look(monotonic() - began)
+
+    def close(self) -> None:
+        if self._gloo is not None:
+            # Gloo has no abort, and its destructor waits for what is on its way. A receive without any time
+            # breaks all connections of the group, and with them whatever waits, here and at the others.
+            with suppress(RuntimeError):
+                never = self._gloo.recv([torch.empty(1)], (self.rank + 1) % self.size, _NEVER)
+                never.wait(datetime.timedelta(milliseconds=1))
+            self._gloo = None
+            self._thread.shutdown(wait=False)
+
+
 class _Table:
     """Where the threads of a group lay what they exchange."""
 
@@ -101,7 +218,7 @@ class _Table:
         self.values: list[torch.Tensor | None] = [None] * size
 
 
-class ThreadGroup:
+class ThreadGroup(Group):
     """Members are threads of this process: `ThreadGroup.make(n, timeout_s)` gives one for each."""
 
     def __init__(self, rank: int, table: _Table, timeout_s: float) -> None:

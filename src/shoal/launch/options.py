@@ -12,11 +12,11 @@ from shoal.config import CoordinatorOptions, check_count, check_duration, check_
 from shoal.errors import BadInput
 from shoal.launch.autoscale import Autoscale
 from shoal.launch.health import parse_policies
-from shoal.sync.words import check_word, parse
+from shoal.sync.words import check_word
 from shoal.train.environment import SEED_MAX, WORKERS_MAX, check_batch
 from shoal.train.straggler import parse_stragglers
 
-__all__ = ["JobOptions", "check_job_name", "elastic"]
+__all__ = ["JobOptions", "check_job_name"]
 
 _NAME_BYTES_MAX = 200
 _RESTARTS_MAX = 1_000_000
@@ -80,11 +80,6 @@ class JobOptions:
         if self.autoscale:
             limits = Autoscale.parse(self.autoscale)
             check_count("workers", self.workers, limits.low, limits.high, ", the limits of --autoscale")
-            if not elastic(self.sync):
-                raise BadInput(
-                    f"autoscale is {self.autoscale!r} and sync is {self.sync}, under which the number of "
-                    "workers cannot change; take another word, such as bsp"
-                )
         if self.name is not None:
             check_job_name(self.name)
         if self.timeout_s is not None:
@@ -106,11 +101,6 @@ class JobOptions:
         return {name: getattr(self, name) for name in names}
 
     @property
-    def restarts(self) -> int:
-        """How many workers are replaced: none where the others' exchange among themselves cannot go on."""
-        return self.max_restarts if elastic(self.sync) else 0
-
-    @property
     def summary(self) -> str:
         """How many of what, and the word."""
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
@@ -130,11 +120,6 @@ class JobOptions:
         """What the job is called after, if it is not given a name."""
         stem = self.command[1].rpartition(".")[2] if self.module else Path(self.command[0]).stem
         return "".join(c for c in stem if c.isprintable() and c != "\\").lstrip(".-") or "job"
-
-
-def elastic(sync: str) -> bool:
-    """Whether workers can come and go under this word: not where models travel among them alone."""
-    return parse(sync).dense_home != "peers"
 
 
 def check_job_name(name: str) -> str:

@@ -72,7 +72,7 @@ def run_job(options: JobOptions, shown: TextIO | None = None) -> int:
         stack.callback(log.close)
         screen = Screen(log, lambda: signals.count > 0, stdout=shown, stderr=shown)
         stack.callback(screen.close)
-        verdict = Verdict(options.restarts)
+        verdict = Verdict(options.max_restarts)
         try:
             return _Job(options, record, signals, screen, verdict, stack).run()
         except Stopped:

@@ -6,7 +6,9 @@ import atexit
 import os
 from collections.abc import Callable
 
-from shoal.collective.group import Lone, ThreadGroup, open_group
+import torch.distributed
+
+from shoal.collective.group import Group, Lone, ThreadGroup, open_group
 from shoal.errors import BadInput
 from shoal.store.client import Client
 from shoal.store.connect import connect
@@ -14,6 +16,7 @@ from shoal.sync.policy import Policy
 from shoal.sync.words import as_policy
 from shoal.train.environment import check_batch, client_name, read_worker_environment
 from shoal.train.meeting import Meeting
+from shoal.train.regroup import Regroup
 from shoal.train.waits import WAIT_S
 from shoal.train.worker import Worker
 
@@ -72,11 +75,17 @@ def join(
     )
     _joined[os.getpid()] = worker
     atexit.register(_leave, worker)
-    if policy.dense_home == "peers" and world_size > 1:
-        # First by our own means: they name whoever does not come.
-        worker.barrier()
-        worker.group = Meeting(worker, open_group(rank, world_size, wait_s))
+    if policy.dense_home == "peers" and (world_size > 1 or here.job is not None):
+        worker.group = _group(worker, supervised=here.job is not None)
     return worker
+
+
+def _group(worker: Worker, *, supervised: bool) -> Group:
+    """One that outlives its members, where somebody replaces them and Shoal may make it."""
+    if supervised and not torch.distributed.is_initialized() and not torch.cuda.is_available():
+        return Regroup(worker)
+    worker.barrier()  # first by our own means: they name whoever does not come
+    return Meeting(worker, open_group(worker.rank, worker.world_size, worker.waits.seconds))
 
 
 def _leave(worker: Worker) -> None:

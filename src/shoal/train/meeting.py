@@ -26,7 +26,7 @@ _OTHERS_S = 3.0
 _LOOK_EVERY_S = 0.1
 
 
-class Meeting:
+class Meeting(Group):
     """A group whose errors name the workers that are missing: a collective knows only that it failed."""
 
     def __init__(self, worker: Worker, group: Group) -> None:

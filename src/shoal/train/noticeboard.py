@@ -71,6 +71,16 @@ class Noticeboard:
         own = _digest(text.encode())
         return [rank for rank, head in zip(ranks, heads, strict=True) if tuple(map(int, head[2:4])) == own]
 
+    def mark(self, topic: int, *numbers: int) -> None:
+        """Replace this worker's note on a topic by a few whole numbers below 2^24."""
+        self._table.assign([_key(self._rank, topic)], _row(self._life, *numbers))
+
+    def marks(self, topic: int, ranks: Sequence[int]) -> dict[int, list[int]]:
+        """The life of each of these ranks that has one, and the numbers that it has put down in it."""
+        rows = self._table.pull([_key(rank, at) for at in (_LIFE, topic) for rank in ranks]).astype(int)
+        found = zip(ranks, rows[: len(ranks), 0], rows[len(ranks) :], strict=True)
+        return {rank: [int(life), *map(int, row[1:] * (row[0] == life))] for rank, life, row in found if life}
+
     def note(self, rank: int, topic: int) -> str | None:
         """What the worker of that rank has posted on the topic in this life, if anything."""
         life, head = self._table.pull([_key(rank, _LIFE), _key(rank, topic)])

@@ -77,6 +77,18 @@ class Stepped:
         handles = {f"{use.name}.weight": use.module.weight for use in self.tables}
         return {dense.name: dense.parameter for dense in self.dense} | handles
 
+    def state(self) -> dict[str, Any]:
+        """Values and the optimizer's state; its settings are every worker's own."""
+        values = [dense.parameter.data for dense in self.dense]
+        return {"values": values, "optimizer": self.optimizer.state_dict()["state"]}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Become what `state` gave on another worker."""
+        for dense, values in zip(self.dense, state["values"], strict=True):
+            dense.parameter.data.copy_(values)
+        own = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({**own, "state": state["optimizer"]})
+
     def hide_gradients(self) -> None:
         """Let the optimizer see nothing to step."""
         if not self._hidden:

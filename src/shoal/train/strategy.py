@@ -62,6 +62,15 @@ class Strategy(ABC):
     def refresh(self) -> None:  # noqa: B027 - optional
         """The pass is over everywhere: bring the parameters up to date."""
 
+    def state(self) -> list[Any]:
+        """What lies on this worker alone, for one that takes another's place."""
+        return [one.state() for one in self.stepped]
+
+    def take(self, states: Sequence[Any]) -> None:
+        """Go on with another worker's state."""
+        for one, state in zip(self.stepped, states, strict=False):
+            one.take(state)
+
     # Pieces that several strategies use.
 
     @property

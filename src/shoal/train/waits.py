@@ -39,6 +39,14 @@ class Waits:
         self._rounds, self._progress = rounds, progress
         self.seconds = seconds
         self._slice_s = min(_SLICE_S_MAX, seconds / 5)
+        self._called: Callable[[bool], None] | None = None
+
+    def interrupt(self, called: Callable[[bool], None], every_s: float) -> None:
+        """Call `called(rests)` so often within a wait: other workers may need this one, also while it rests.
+
+        It rests where it waits for something else than the end of a step.
+        """
+        self._called, self._slice_s = called, min(self._slice_s, every_s)
 
     def step(self, step: int, **said: Any) -> Advanced:
         """Report a step as finished and wait until the next may begin."""
@@ -47,7 +55,8 @@ class Waits:
             return [rank for rank in _expected(state) if state["clocks"][rank] <= step]
 
         what, began = f"the end of step {step}", time.monotonic()
-        done = self.until(what, lambda s: self._rounds.advance(step, timeout=s, **said), behind)
+        ask = lambda seconds: self._rounds.advance(step, timeout=seconds, **said)  # noqa: E731
+        done = self.until(what, ask, behind, rests=False)
         waited_s = time.monotonic() - began
         # The answer tells of the last slice alone.
         return done if waited_s < self._slice_s else replace(done, waited_s=waited_s)
@@ -72,7 +81,12 @@ class Waits:
         return self.until(f"the end of {name}", ask, expected)
 
     def until(
-        self, what: str, ask: Callable[[float], T], expected: Callable[[dict[str, Any]], list[int]]
+        self,
+        what: str,
+        ask: Callable[[float], T],
+        expected: Callable[[dict[str, Any]], list[int]],
+        *,
+        rests: bool = True,
     ) -> T:
         """Ask for so many seconds until there is an answer; `expected` says who is waited for."""
         began = time.monotonic()
@@ -81,6 +95,8 @@ class Waits:
             try:
                 return ask(max(0.01, min(left, self._slice_s)))
             except Timeout as error:
+                if self._called is not None:
+                    self._called(rests)
                 state = self._rounds.state()
                 others = expected(state)
                 self._progress.update(state="waiting", waiting_for=tuple(others))

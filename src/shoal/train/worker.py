@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from shoal import optim
+from shoal.collective.group import Broken
 from shoal.errors import BadInput, Fenced, Mismatch
 from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
@@ -260,6 +261,7 @@ class Worker:
                 self.history.close()
             with suppress(Fenced):  # then another has its place
                 self.rounds.leave()
+            self.group.close()
             self.progress.close()
             self.client.close()
 
@@ -357,7 +359,11 @@ class Worker:
         units, self._units = self._units, []
         if self.policy.clock.meets:
             weight *= self.trust
-        done = self.waits.step(self.step, weight=weight, lr=lr, clip=clip, units=units)
+        try:
+            done = self.waits.step(self.step, weight=weight, lr=lr, clip=clip, units=units)
+        except Broken:  # it will be said again
+            self._units = units
+            raise
         self.dropped += done.dropped
         if done.dropped:
             self.lost.update(epoch for epoch, _ in units)
