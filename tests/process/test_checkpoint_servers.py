@@ -131,6 +131,7 @@ def test_a_stopped_client_delays_a_cut_until_its_lease_is_over(tmp_path: Path) -
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # or it may still hold its pushes
             began = time.monotonic()
             client.save(str(tmp_path), timeout=60)
             assert time.monotonic() - began > 1.0
