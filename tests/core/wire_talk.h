@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "base/hash.h"
 #include "net/handshake.h"
 #include "serve/session.h"
+#include "serve/sync_desk.h"
 #include "wire/frame.h"
 
 namespace shoal {
@@ -70,7 +72,7 @@ class Talk {
  public:
   static constexpr size_t frame_bytes_max = size_t{1} << 20;
 
-  explicit Talk(ServerState& server) : session_(server) {}
+  explicit Talk(ServerState& server) : session_(server, std::make_shared<Mailbox>([] {})) {}
   Talk(const Talk&) = delete;
   Talk& operator=(const Talk&) = delete;
   ~Talk() {
