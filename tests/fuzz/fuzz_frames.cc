@@ -146,7 +146,7 @@ Bytes any_head(Input& input, uint64_t client) {
     pack(body, head.data(), head.size());
     for (uint64_t n = 0; n < parts; ++n) {
       const uint32_t table = 1 + input.number(5);
-      const uint32_t stride = input.take<uint8_t>() % 4 == 0 ? input.number(20) % 1000 : 3 * table;
+      const uint32_t stride = input.take<uint8_t>() % 4 == 0 ? input.number(20) % 1000 : 3 * (table % 8);
       const std::array<uint32_t, 2> about{table, stride};
       const float lr = NAN;
       const std::array<uint64_t, 3> sizes{0, 0, input.number(4) % 8};
