@@ -233,9 +233,11 @@ Session::Outcome Session::image(const FrameView& frame, ReplySink& sink) {
   page.metas.resize(count);
   page.rows.resize(floats);
   const std::byte* at = frame.body.data();
-  std::memcpy(page.keys.data(), at, count * sizeof(int64_t));
-  std::memcpy(page.metas.data(), at + count * sizeof(int64_t), count * sizeof(RowMeta));
-  std::memcpy(page.rows.data(), at + heads, 4 * floats);
+  if (count > 0) {
+    std::memcpy(page.keys.data(), at, count * sizeof(int64_t));
+    std::memcpy(page.metas.data(), at + count * sizeof(int64_t), count * sizeof(RowMeta));
+  }
+  if (floats > 0) std::memcpy(page.rows.data(), at + heads, 4 * floats);
   return answer(frame, shard.restore(page), sink);
 }
 

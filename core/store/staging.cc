@@ -158,8 +158,14 @@ void Staging::encode(std::vector<std::byte>& out) const {
   }
 }
 
-bool Staging::decode(std::span<const std::byte>& in, const std::function<const TableSpec*(uint32_t)>& find) {
+bool Staging::decode(std::span<const std::byte>& in, const FindSpec& find) {
   clear();
+  const bool whole = decode_all(in, find);
+  if (!whole) clear();  // a contribution that was cut short is none
+  return whole;
+}
+
+bool Staging::decode_all(std::span<const std::byte>& in, const FindSpec& find) {
   uint64_t contributions = 0;
   if (!unpack(in, contributions)) return false;
   for (uint64_t i = 0; i < contributions; ++i) {
@@ -184,11 +190,12 @@ bool Staging::decode(std::span<const std::byte>& in, const std::function<const T
       part.by_staleness = numbers[1] != 0;
       part.rows = std::make_unique_for_overwrite<float[]>(rows.size());
       std::copy(rows.begin(), rows.end(), part.rows.get());
-      contribution.bytes += keys * (8 + uint64_t{4} * part.stride);
+      const uint64_t bytes = keys * (8 + uint64_t{4} * part.stride);
+      contribution.bytes += bytes;
+      bytes_ += bytes;
+      budget_->used += bytes;
       contribution.parts.push_back(std::move(part));
     }
-    bytes_ += contribution.bytes;
-    budget_->used += contribution.bytes;
   }
   return true;
 }

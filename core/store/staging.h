@@ -57,11 +57,13 @@ class Staging {
   // All that is staged, for another shard to go on with.
   void encode(std::vector<std::byte>& out) const;
   // False: not what was staged in a shard with these tables. `find` gives null for one that there is not.
-  bool decode(std::span<const std::byte>& in, const std::function<const TableSpec*(uint32_t)>& find);
+  using FindSpec = std::function<const TableSpec*(uint32_t)>;
+  bool decode(std::span<const std::byte>& in, const FindSpec& find);
   // Of each rank: what is for steps from its clock on. Of ranks without a clock: all.
   void drop_unfinished(std::span<const uint64_t> clocks);
 
  private:
+  bool decode_all(std::span<const std::byte>& in, const FindSpec& find);
   struct Part {
     uint32_t table = 0;
     float lr = 0.0f;
