@@ -84,11 +84,11 @@ class Strategy(ABC):
         for ticket in tickets:
             ticket.wait()
 
-    def pull_dense(self) -> None:
-        """Write the servers' values into the parameters, in place."""
+    def pull_dense(self, among: Sequence[Dense] | None = None) -> None:
+        """Write the servers' values into these parameters (or all), in place."""
         direct: list[tuple[Dense, FlatFloats]] = []
         pulls: list[PullItem] = []
-        for dense in self.dense:
+        for dense in self.dense if among is None else among:
             memory = _memory(dense.parameter)
             direct.append((dense, memory))
             pulls.append((self.tensors[id(dense.parameter)], None, memory))
