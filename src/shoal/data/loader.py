@@ -39,9 +39,10 @@ class ShardedLoader:
     batch. With the unit `NO_UNIT` and 0 samples others have a batch in this step and this worker has none.
     `on_pass(epoch)` is called when the worker has come to the end of a pass; if it gives False, the next
     `for` runs the same one again. `on_over(epoch)` is called when it passes over one that was finished before
-    it came. `on_batch(batch)` is called just before the loop gets a batch, `on_first(batch)` for the first of
-    all; `ahead(batch)`, if given, before the loop gets the one before that. `reading()` is asked when a `for`
-    begins: with a ledger for an answer it only reads, is no pass, and leaves one that runs alone.
+    it came, `on_break(epoch)` when the loop is left before its end. `on_batch(batch)` is called just before
+    the loop gets a batch, `on_first(batch)` for the first of all; `ahead(batch)`, if given, before the loop
+    gets the one before that. `reading()` is asked when a `for` begins: with a ledger for an answer it only
+    reads, is no pass, and leaves one that runs alone.
 
     `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
     samples a batch of an iterable holds.
@@ -65,6 +66,7 @@ class ShardedLoader:
         on_unit: OnUnit | None = None,
         on_pass: OnPass | None = None,
         on_over: OnPass | None = None,
+        on_break: OnPass | None = None,
         on_batch: Seen | None = None,
         ahead: Seen | None = None,
         on_first: OnFirst | None = None,
@@ -75,7 +77,7 @@ class ShardedLoader:
         plan = Plan(n, batch)
         self.ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
         self._loader, self._plan = loader, plan
-        self._on_unit, self._on_pass, self._on_over = on_unit, on_pass, on_over
+        self._on_unit, self._on_pass, self._on_over, self._on_break = on_unit, on_pass, on_over, on_break
         self._on_batch, self._on_first, self._reading = on_batch, on_first, reading
         self._new_source = partial(_source, loader, plan, rank=rank, seed=seed, count=count)
         self._source = self._new_source()
@@ -108,11 +110,6 @@ class ShardedLoader:
     def stream_batches(self) -> int | None:
         """How many batches a stream has given so far in its pass; None where batches have indexes."""
         return self._source.read if isinstance(self._source, InTurnSource) else None
-
-    @property
-    def leased(self) -> bool:
-        """Whether the ledger decides what this worker trains; false for batches in turn."""
-        return isinstance(self._source, IndexedSource) and not self.ledger.ordered
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `for` run this pass; those in between are passed over, as if they were trained."""
@@ -184,7 +181,12 @@ class ShardedLoader:
             if before is not None:
                 self.ledger.spent(now - before)
             before = now
-            yield self._shown(one.batch)
+            try:
+                yield self._shown(one.batch)
+            except GeneratorExit:
+                if self._on_break is not None and self._epoch == epoch:
+                    self._on_break(epoch)
+                raise
         counts = self._on_pass is None or self._on_pass(epoch) is not False
         if self._epoch == epoch:
             self._move_to(epoch + counts)

@@ -192,6 +192,11 @@ class Downpour(_LocalSteps):
         self.stepped.extend(stepped)
         self.pull_dense([dense for one in stepped for dense in one.dense])
 
+    def loaded(self, module: torch.nn.Module) -> None:
+        for parameter in module.parameters(recurse=False):
+            self._sums.pop(id(parameter), None)
+        super().loaded(module)
+
     def before(self, one: Stepped) -> None:
         share = self.begin(one)
         factor = self.policy.contribution_scale(share.samples, share.global_samples)

@@ -61,6 +61,7 @@ class Passes:
         self._runs = (-1, 0)  # of which pass, and how many before this one
         self._reads = (-1, 0)  # in which part of the script, and how many in it
         self._counts = True
+        self._used = self._broken = -1  # the last pass that was stepped with, and the last that was left
         self._handed_out = False  # whether leases went to a loop that only read
         self.uncounted: BadInput | None = None  # why a batch of UNKNOWN samples has so many
         self._trains = False  # whether a pass over this loader was one of training
@@ -79,6 +80,7 @@ class Passes:
             on_unit=self._on_unit,
             on_pass=self._on_pass,
             on_over=self._on_over,
+            on_break=self._on_break,
             on_batch=None if rows is None else rows.hand,
             ahead=rows.see if rows is not None and prefetch else None,
             on_first=self._on_first,
@@ -87,11 +89,23 @@ class Passes:
             count=self._samples_in,
         )
         # Who replaces a worker that died does not train again what is done.
-        first, done = worker.rounds.resume(self._first)
+        first, done = self._resume()
         self.begins = first - self._first
         self.loader.set_start(self.begins, done)
         for epoch in range(self._first, first):
             worker.report_pass(epoch)
+
+    def _resume(self) -> tuple[int, list[int]]:
+        """The pass that is to be gone on with, and what of it is done. One that was left by a `break` is over
+        once a later one was begun, though the ledger does not know it.
+        """
+        rounds = self._worker.rounds
+        first, done = rounds.resume(self._first)
+        while True:
+            later, later_done = rounds.resume(first + 1)
+            if later == first + 1 and not rounds.report(later)["units"]:
+                return first, done
+            first, done = later, later_done
 
     # A loop begins.
 
@@ -177,6 +191,9 @@ class Passes:
         """An optimizer steps with these units of the pass."""
         self._check_leases()
         self._gradients, self._last = [], None
+        self._used = drawn[-1].epoch - self._first
+        if self._used == self._broken:  # the step comes behind the loop
+            self._on_over(self._used)
         self._tell(drawn[-1], "steps")
 
     def _check_leases(self) -> None:
@@ -276,6 +293,12 @@ class Passes:
         if self._counts and self._trains:  # what is only read is no epoch
             self._worker.epoch = max(self._worker.epoch, epoch + 1)
         return self._counts
+
+    def _on_break(self, epoch: int) -> None:
+        self._broken = epoch
+        self._worker.leaves_loop()
+        if self._used == epoch:
+            self._on_over(epoch)
 
     def _on_over(self, epoch: int) -> None:
         self._worker.epoch = max(self._worker.epoch, epoch + 1)

@@ -74,14 +74,21 @@ class Strategy(ABC):
             tensor = self.worker.client.tensor(dense.name, flat(dense.parameter), optimizer=optimizer)
             self.tensors[id(dense.parameter)] = tensor
 
-    def loaded(self, model: torch.nn.Module) -> None:
-        """`load_state_dict` gave the model other values: they are those of the servers from now on."""
-        tickets = [
-            tensor.assign_async(flat(parameter))
-            for parameter in model.parameters()
-            if (tensor := self.tensors.get(id(parameter))) is not None
-        ]
-        for ticket in tickets:
+    def loaded(self, module: torch.nn.Module) -> None:
+        """`load_state_dict` gave this module other values: worker 0's are everybody's from now on."""
+        own = {id(parameter) for parameter in module.parameters(recurse=False)} & self.tensors.keys()
+        dense = [entry for entry in self.dense if id(entry.parameter) in own]
+        if not dense:
+            return
+        self.worker.barrier()  # steps that others still make are of before
+        if self.worker.rank == 0 and self.worker.comes_first():
+            self.assign(dense)
+        self.worker.barrier()
+        self.pull_dense(dense)
+
+    def assign(self, dense: Sequence[Dense]) -> None:
+        """Make what these parameters hold here the servers' values."""
+        for ticket in [self.tensors[id(d.parameter)].assign_async(flat(d.parameter)) for d in dense]:
             ticket.wait()
 
     def pull_dense(self, among: Sequence[Dense] | None = None) -> None:
@@ -101,7 +108,7 @@ class Strategy(ABC):
         """What the step is made of. Gradients are then those of a mean loss, as autocast did not scale them;
         where they are not finite there are none, and the worker abstains.
         """
-        share = self.worker.take_share(one.optimizer)
+        share = self.worker.take_share()
         if self.worker.rank == 0:
             self._follow(one)
         factor = _unscale(one.optimizer)

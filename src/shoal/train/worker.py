@@ -108,8 +108,8 @@ class Worker:
         self._abstains = False
         self._loops = 0  # over passes that were made: what follows one is no part of its last epoch
         self._barriers = (0, 0)  # of which part of the script, and how many in it
-        self._taken = Share()
-        self._takers: set[int] = set()  # ids of the optimizers that have stepped with it
+        self._taken: Share | None = None  # by the last step, if anything is known of it
+        self._left = False  # whether the loop that drew was left by a `break`
         before = self.progress.value  # of an earlier life, with its clock
         pace = self.step / before.clock if before.clock else 1.0
         self.schedules = Schedules([round(moved * pace) for moved in before.schedules])
@@ -202,15 +202,28 @@ class Worker:
     def barrier(self) -> None:
         """Wait until every worker is here."""
         # Counted in each epoch, so that a worker that is started again meets the others.
-        part, before = self._barriers if self._barriers[0] == self.part else (self.part, 0)
-        self._barriers = (part, before + 1)
-        if self.world_size == 1:
+        number, name = self._next_barrier, f"barrier {self._barriers_before + 1} of epoch {self.epoch}"
+        self._barriers = (self.part, self._barriers_before + 1)
+        if self.has_own_store:
             return
-        number = _BARRIERS + part * _BARRIERS_AN_EPOCH + before + 1
         with self.waiting():
-            step = self.waits.end_of_pass(number, f"barrier {before + 1} of epoch {self.epoch}")
+            step = self.waits.end_of_pass(number, name)
         assert step is not None, "a barrier has no units that could come back"
         self.goes_on(step)
+
+    @property
+    def _barriers_before(self) -> int:
+        """In this part of the script."""
+        part, before = self._barriers
+        return before if part == self.part else 0
+
+    @property
+    def _next_barrier(self) -> int:
+        return _BARRIERS + self.part * _BARRIERS_AN_EPOCH + self._barriers_before + 1
+
+    def comes_first(self) -> bool:
+        """Whether the next barrier was not passed yet: an earlier life of this worker may have been there."""
+        return self.rounds.resume(self._next_barrier)[0] == self._next_barrier
 
     @property
     def part(self) -> int:
@@ -267,19 +280,25 @@ class Worker:
 
     def drew(self, drawn: Drawn) -> None:
         """A batch was handed to the loop, or an empty part was passed over."""
+        if self._left:
+            self._drawn, self._left = [], False
         self._drawn.append(drawn)
 
-    def take_share(self, optimizer: torch.optim.Optimizer) -> Share:
-        """What the step of this optimizer was made of; those that step with the same batch have the same."""
-        again = not self._takers or id(optimizer) in self._takers
-        if again or self._drawn or self._weight is not None:
+    def leaves_loop(self) -> None:
+        """By a `break`: what was drawn is for a step that follows it, and if there is none, for nobody."""
+        self._left = True
+
+    def take_share(self) -> Share:
+        """What a step is made of; all steps with the same batches have the same."""
+        share = self._taken
+        if share is None or self._drawn or self._weight is not None:
             for passes in {one.passes for one in self._drawn}:
                 passes.steps([one for one in self._drawn if one.passes is passes])
+            known = bool(self._drawn) or self._weight is not None or self._abstains
             share = self._end_share(self._weight)
             share.weight, self._weight = share.samples if self._weight is None else self._weight, None
-            self._taken, self._takers = share, set()
-        self._takers.add(id(optimizer))
-        return replace(self._taken)
+            self._taken = share if known else None
+        return replace(share)
 
     def _end_share(self, said: float | None) -> Share:
         """What was drawn is done. `said`: how many samples that was, where nothing else says it."""
@@ -301,7 +320,9 @@ class Worker:
     def finish_share(self) -> None:
         """The pass ends behind batches that no step used: they are done, and make no update of their own."""
         if self._drawn:
-            self._end_share(said=0.0)
+            share = self._end_share(said=0.0)
+            # A step behind the loop may still be made of them.
+            self._taken = replace(share, weight=share.samples) if share.global_samples else None
             self.advance(weight=0.0)
 
     def forget(self, epoch: int) -> None:
@@ -334,7 +355,7 @@ class Worker:
         accumulated before it, or else with nothing.
         """
         assert self.strategy is not None
-        self._abstains = True
+        self._abstains, self._taken = True, None
         optimizers = [one.optimizer for one in self.strategy.stepped]
         try:
             for optimizer in optimizers:

@@ -1,0 +1,135 @@
+"""Loops as ordinary scripts write them, against plain torch in one process: several steps with one batch, a
+`break`, a step behind the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.train.crew import run_workers
+from torch.utils.data import DataLoader, TensorDataset
+
+import shoal
+from shoal.train.join import local_workers
+from shoal.train.worker import Worker
+
+Loop = Callable[[Any, Callable[[Any, Any], None], Callable[[], None]], None]
+
+
+def several_steps(batches: Any, learn: Any, step: Any) -> None:
+    """As PPO makes them."""
+    for x, y in batches:
+        for _ in range(3):
+            learn(x, y)
+            step()
+
+
+def break_behind_a_step(batches: Any, learn: Any, step: Any) -> None:
+    for _ in range(3):
+        for x, y in islice(batches, 2):
+            learn(x, y)
+            step()
+
+
+def break_behind_a_batch(batches: Any, learn: Any, step: Any) -> None:
+    for _ in range(3):
+        for number, (x, y) in enumerate(batches):
+            if number == 2:
+                break
+            learn(x, y)
+            step()
+
+
+def break_before_the_step(batches: Any, learn: Any, step: Any) -> None:
+    for _ in range(3):
+        for number, (x, y) in enumerate(batches):
+            learn(x, y)
+            if number == 2:
+                break
+        step()
+
+
+def one_batch_at_a_time(batches: Any, learn: Any, step: Any) -> None:
+    for _ in range(3):
+        learn(*next(iter(batches)))
+        step()
+
+
+def rest_behind_the_loop(batches: Any, learn: Any, step: Any) -> None:
+    for _ in range(2):
+        for number, (x, y) in enumerate(batches):
+            learn(x, y)
+            if number == 1:
+                step()
+        step()
+
+
+STEP_WITH_EACH = [several_steps, break_behind_a_step, break_behind_a_batch, one_batch_at_a_time]
+ACCUMULATE = [break_before_the_step, rest_behind_the_loop]
+
+
+def trained(loop: Loop, worker: Worker | None = None) -> list[float]:
+    """Twelve samples in batches of five, which are cut into parts of 3 and 2."""
+    chance = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(12, 2, generator=chance), torch.randn(12, generator=chance))
+    reduction = "sum" if loop in ACCUMULATE else "mean"  # of batches of different sizes there is no other
+    model = torch.nn.Linear(2, 1)
+    torch.nn.init.constant_(model.weight, 0.3)
+    torch.nn.init.constant_(model.bias, 0.1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1 if loop in STEP_WITH_EACH else 0.02)
+    batches: Any = DataLoader(data, batch_size=5)
+    if worker is not None:
+        model, optimizer, batches = worker.prepare(model, optimizer, batches, reduction=reduction)
+
+    def learn(x: Any, y: Any) -> None:
+        torch.nn.functional.mse_loss(model(x).squeeze(1), y, reduction=reduction).backward()
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    loop(batches, learn, step)
+    return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "allreduce"])
+@pytest.mark.parametrize("loop", STEP_WITH_EACH + ACCUMULATE)
+def test_a_loop_trains_as_in_one_process(loop: Loop, sync: str) -> None:
+    found = run_workers(2, lambda worker: trained(loop, worker), sync, wait_s=5)
+    np.testing.assert_allclose(found, [trained(loop)] * 2, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_who_replaces_a_worker_passes_over_passes_that_were_left(sync: str) -> None:
+    def prepared(worker: Worker) -> tuple[Any, Callable[[Any], None]]:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = worker.prepare(
+            model, optimizer, DataLoader(TensorDataset(torch.ones(10, 1)), batch_size=2)
+        )[2]
+
+        def step(x: Any) -> None:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+
+        return batches, step
+
+    with shoal.connect("memory://") as client:
+        (make,) = local_workers(1, sync, client=client)
+        first = make()
+        batches, step = prepared(first)
+        for left in (2, 99, 1):  # of which the second is whole
+            for (x,) in islice(batches, left):
+                step(x)
+        assert first.epoch == 3
+        for (x,) in islice(batches, 2):  # this one is under way
+            step(x)
+        again = make()
+        batches, _ = prepared(again)
+        assert [len(list(islice(batches, 99))) for _ in range(3)] == [0, 0, 0]
+        assert (again.epoch, batches.epoch) == (3, 3)
