@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kPassesKept = 8;
 constexpr size_t kPassesTrained = 32;  // at once, by loaders of one job
-constexpr size_t kTokensMax = 16;  // of one question
+constexpr size_t kTokensMax = 16;      // of one question
 
 std::string describe(const SyncConfig& config) {
   const char* take = config.take == Take::each ? "each" : config.take == Take::round ? "round" : "count";
@@ -333,7 +333,9 @@ SyncShard::Pass& SyncShard::pass(uint64_t epoch) {
   if (!fresh || passes_.size() <= kPassesKept) return found->second;
   // The oldest makes room, but for one that is being trained; where those are too many, the loop over it was
   // left before its end.
-  const auto trained = [this](const auto& entry) { return entry.second.ledger.used() && !is_over(entry.first); };
+  const auto trained = [this](const auto& entry) {
+    return entry.second.ledger.used() && !is_over(entry.first);
+  };
   auto oldest = passes_.end();
   for (auto it = passes_.begin(); it != passes_.end(); ++it) {
     const bool needed = it == found || (trained(*it) && passes_.size() <= kPassesTrained);

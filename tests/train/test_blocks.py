@@ -11,6 +11,8 @@ from tests.train.crew import run_workers, several
 from tests.train.quadratic import SIZE, Floats, gradient, start, steps
 from torch.utils.data import DataLoader, TensorDataset
 
+import shoal
+from shoal.sync.outer import bmuf
 from shoal.train.worker import Worker
 
 LR, MOMENTUM, PERIOD, BLOCKS = 0.05, 0.8, 3, 4
@@ -235,3 +237,12 @@ def test_passes_end_also_where_the_last_optimizer_steps_seldom_or_never(sync: st
         return [worker.ledger.report(epoch).exactly_once for epoch in range(3)]
 
     assert run_workers(2, script, sync, wait_s=5) == [[True] * 3] * 2
+
+
+def test_a_job_of_one_worker_under_bmuf_can_grow() -> None:
+    with shoal.connect("memory://") as client:
+        for count in (1, 2):
+            tensor = client.tensor("w", np.ones(2, np.float32), optimizer=bmuf(nesterov=True)(count))
+            tensor.push(np.ones(2, np.float32))
+        # One worker: a plain step. Two: velocity 0.5 * 1 + 1, and as much again by half ahead.
+        np.testing.assert_allclose(tensor.pull(), 1.0 - 1.0 - (1.0 + 0.5 * 1.5), rtol=1e-6)

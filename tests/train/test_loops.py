@@ -14,6 +14,7 @@ from tests.train.crew import run_workers
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
+from shoal.errors import BadInput
 from shoal.train.join import local_workers
 from shoal.train.worker import Worker
 
@@ -133,3 +134,36 @@ def test_who_replaces_a_worker_passes_over_passes_that_were_left(sync: str) -> N
         batches, _ = prepared(again)
         assert [len(list(islice(batches, 99))) for _ in range(3)] == [0, 0, 0]
         assert (again.epoch, batches.epoch) == (3, 3)
+
+
+def test_a_mean_is_of_those_who_are_there_and_of_this_call() -> None:
+    """In epochs that nothing else holds together, and long after a worker has left."""
+
+    def script(worker: Worker) -> list[float]:
+        found = []
+        for epoch in worker.epochs(40):
+            if worker.rank == 1 and epoch == 20:
+                break
+            found.append(worker.mean(10.0 * epoch + worker.rank))
+        return found
+
+    expected = [10.0 * epoch + (0.5 if epoch < 20 else 0.0) for epoch in range(40)]
+    assert run_workers(2, script, "asp") == [expected, expected[:20]]
+
+
+def test_a_pass_that_the_ledger_does_not_know_is_not_reported() -> None:
+    def script(worker: Worker) -> None:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = worker.prepare(model, optimizer, DataLoader(TensorDataset(torch.ones(2, 1))))[2]
+        for _ in range(12):
+            for (x,) in batches:
+                model(x).mean().backward()
+                optimizer.step()
+        assert worker.ledger.report().epoch == 11
+        assert worker.ledger.report(8).exactly_once
+        for unknown in (0, 12):
+            with pytest.raises(BadInput, match=f"knows nothing of pass {unknown}: .* ended last is 11"):
+                worker.ledger.report(unknown)
+
+    run_workers(1, script)

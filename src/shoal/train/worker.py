@@ -22,7 +22,6 @@ from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
 from shoal.train.clip import LocalClip, round_clip
-from shoal.train.environment import WORKERS_MAX
 from shoal.train.fixed import Fixed
 from shoal.train.history import History
 from shoal.train.ledger_report import LedgerReport
@@ -44,8 +43,6 @@ __all__ = ["Worker"]
 
 # Passes above this number are no passes over data: they are the barriers that scripts ask for, by epoch.
 _BARRIERS, _BARRIERS_AN_EPOCH = 1 << 60, 1 << 20
-# Calls of `mean` are told apart by a number that a float32 holds.
-_CALLS = 1 << 24
 _STALENESS_EVERY_S = 1.0
 _LINES_MAX = 12
 
@@ -108,6 +105,7 @@ class Worker:
         self._abstains = False
         self._loops = 0  # over passes that were made: what follows one is no part of its last epoch
         self._barriers = (0, 0)  # of which part of the script, and how many in it
+        self._turn = False  # of the rows in which `mean` is told
         self._taken: Share | None = None  # by the last step, if anything is known of it
         self._left = False  # whether the loop that drew was left by a `break`
         before = self.progress.value  # of an earlier life, with its clock
@@ -181,23 +179,20 @@ class Worker:
             raise BadInput(f"worker.mean: weight is {weight!r}; it must be a number, at least 0")
         if self.world_size == 1:
             return float(value)
-        table = self._means
-        # A row for each worker, in two banks by turns: a worker can be one call ahead of another, not two.
-        part, before = self._barriers if self._barriers[0] == self.part else (self.part, 0)
-        call = (part * _BARRIERS_AN_EPOCH + before + 1) % _CALLS
-        everybody = range(len(self.rounds.state()["phases"]))  # also those who have come since the pass began
-        bank = [before % 2 * WORKERS_MAX + rank for rank in everybody]
-        table.assign([bank[self.rank]], np.array([[value, weight, call]], np.float32))
+        # Two rows for each worker, by turns: a worker can be one call ahead of another, not two.
+        self._turn = not self._turn
+        call = np.array([self.part, self._barriers_before], np.float32)
+        self._means.assign([2 * self.rank + self._turn], np.array([[value, weight, *call]], np.float32))
+        everybody = len(self.rounds.state()["phases"])  # also those who have come since the pass began
         self.barrier()
-        rows = table.pull(bank).astype(np.float64)
-        values, weights, calls = rows.T
-        weights = weights * (calls == call)  # without those that have left
+        rows = self._means.pull(range(2 * everybody)).astype(np.float64)
+        values, weights = rows[:, 0], rows[:, 1] * (rows[:, 2:] == call).all(1)  # of this call alone
         return float((values * weights).sum() / weights.sum()) if weights.any() else math.nan
 
     @cached_property
     def _means(self) -> Table:
         # Opened once: the coordinator may be away later.
-        return self.client.table("shoal.means", dim=3, optimizer=optim.SGD(lr=1.0))
+        return self.client.table("shoal.means", dim=4, optimizer=optim.SGD(lr=1.0))
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
@@ -399,8 +394,8 @@ class Worker:
         """A pass is over everywhere: worker 0 shows how its data was used."""
         self.ledger.last = epoch
         so_far = self.progress.value.data or DataUse()
-        if self.job is not None and self.rank == 0 and not so_far.has(epoch):
-            ended = self.ledger.report(epoch)
+        told = self.job is None or self.rank != 0 or so_far.has(epoch)
+        if not told and (ended := self.ledger.find(epoch)):
             self.progress.update(data=so_far.and_a_pass(epoch, ended.units, ended.used))
 
     def resized(self, workers: int) -> None:
