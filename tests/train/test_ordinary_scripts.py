@@ -223,6 +223,42 @@ def test_a_prepared_model_can_be_pickled_whole() -> None:
     assert run_workers(1, script) == [0.0]
 
 
+def clamped(worker: Worker | None, how: str = "no_grad") -> list[float]:
+    """As a Wasserstein critic's weights are: after every step."""
+    model: Any = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    if worker is not None:
+        worker.prepare(model, optimizer)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(torch.tensor([[1.0 + step, 4.0 - 2 * step]])).sum().backward()
+        optimizer.step()
+        if step == 5:
+            break
+        with torch.no_grad():
+            (model.weight if how == "no_grad" else model.weight.data).clamp_(-1.0, 1.0)
+    return [float(value) for value in model.weight.detach().flatten()]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "downpour:1,1", "average:2", "allreduce"])
+def test_what_is_changed_in_place_stays_changed(sync: str) -> None:
+    assert run_workers(1, clamped, sync) == [pytest.approx(clamped(None))]
+
+
+def test_what_is_changed_in_place_stays_changed_where_all_change_alike() -> None:
+    assert run_workers(2, clamped, "allreduce") == [pytest.approx(clamped(None))] * 2
+
+
+@pytest.mark.parametrize(
+    ("workers", "how", "message"), [(2, "no_grad", "outside of optimizer.step"), (1, "data", "through .data")]
+)
+@pytest.mark.parametrize("sync", ["bsp", "asp", "downpour:1,1"])
+def test_what_would_be_undone_is_refused(sync: str, workers: int, how: str, message: str) -> None:
+    with pytest.raises(BadInput, match=f"worker ., step .: parameter weight was changed .*{message}"):
+        run_workers(workers, lambda worker: clamped(worker, how), sync)
+
+
 class Shared(torch.nn.Module):
     """Two lookups in one table, as of the titles that a user has read and the one that is shown."""
 

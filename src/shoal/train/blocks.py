@@ -192,10 +192,9 @@ class Downpour(_LocalSteps):
         self.stepped.extend(stepped)
         self.pull_dense([dense for one in stepped for dense in one.dense])
 
-    def loaded(self, module: torch.nn.Module) -> None:
-        for parameter in module.parameters(recurse=False):
-            self._sums.pop(id(parameter), None)
-        super().loaded(module)
+    def drop(self, dense: Sequence[Dense]) -> None:
+        for entry in dense:
+            self._sums.pop(id(entry.parameter), None)
 
     def before(self, one: Stepped) -> None:
         share = self.begin(one)
@@ -211,6 +210,7 @@ class Downpour(_LocalSteps):
         if one.steps % self._payload.push_every == 0:
             self._push_sums(one.dense)
         self.worker.advance(weight=1.0)
+        self.mark(one.dense)
         if one.steps % self._payload.fetch_every == 0:
             self.pull_dense(one.dense)
 

@@ -52,8 +52,8 @@ class LedgerReport:
         epoch = self.last if epoch is None else epoch
         if (report := self.find(epoch)) is None:
             raise BadInput(
-                f"the ledger knows nothing of pass {epoch}: it was never begun, or is forgotten (the latest 8 "
-                f"are kept). The one that ended last is {self.last}"
+                f"the ledger knows nothing of pass {epoch}: it was never begun, or is forgotten (the latest "
+                f"8 are kept). The one that ended last is {self.last}"
             )
         return report
 
