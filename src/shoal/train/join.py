@@ -6,6 +6,8 @@ import atexit
 import os
 from collections.abc import Callable
 
+import torch
+
 from shoal.collective.group import Lone, ThreadGroup, open_group
 from shoal.errors import BadInput
 from shoal.store.client import Client
@@ -99,7 +101,7 @@ def local_workers(
     """
     policy = as_policy(sync)
     store = client or connect("memory://")
-    token = object()
+    shared: dict[int, torch.Tensor] = {}
     groups = ThreadGroup.make(count, wait_s)
 
     def maker(rank: int) -> Callable[[], Worker]:
@@ -111,7 +113,7 @@ def local_workers(
                 world_size=count,
                 group=Lone(),
                 batch=batch,
-                threads=token,
+                threads=shared,
                 wait_s=wait_s,
             )
             worker.group = Meeting(worker, groups[rank])

@@ -111,8 +111,8 @@ class Strategy(ABC):
             )
 
     def _carry_changes(self) -> None:
-        """What the script changed in place since the last step (a clamp of weights), which the next pull would
-        undo, is the servers' too: where there is one worker. Of several each could have changed its own.
+        """What the script changed in place since the last step (a clamp of weights), and the next pull would
+        undo, is the servers' too, where there is one worker. Of several each could have changed its own.
         """
         changed = []
         for dense in self.dense:
@@ -127,9 +127,9 @@ class Strategy(ABC):
         if changed and self.worker.world_size > 1:
             raise BadInput(
                 f"parameter {changed[0].name} was changed in place, outside of optimizer.step(). Under "
-                f"{self.policy} it lies at the servers, and what a worker changes alone would be undone. Change it "
-                f"before prepare, or by load_state_dict on all workers, or take a sync word whose parameters "
-                f"lie on the workers, such as allreduce"
+                f"{self.policy} it lies at the servers, and what a worker changes alone would be undone. "
+                f"Change it before prepare, or by load_state_dict on all workers, or take a sync word whose "
+                f"parameters lie on the workers, such as allreduce"
             )
         self.drop(changed)
         self.assign(changed)

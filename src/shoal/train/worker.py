@@ -24,6 +24,7 @@ from shoal.sync.policy import Policy
 from shoal.train.clip import LocalClip, round_clip
 from shoal.train.fixed import Fixed
 from shoal.train.history import History
+from shoal.train.kept_state import KeptState
 from shoal.train.ledger_report import LedgerReport
 from shoal.train.noticeboard import Noticeboard
 from shoal.train.progress import DataUse, ProgressReport, read_trust
@@ -61,7 +62,7 @@ class Worker:
         job: Path | None = None,
         batch: str = "split",
         seed: int = 0,
-        threads: object | None = None,
+        threads: dict[int, torch.Tensor] | None = None,  # memories that they share
         wait_s: float = WAIT_S,
         straggler: str | None = None,
         history: bool = False,
@@ -76,11 +77,13 @@ class Worker:
         self.seed = seed
         self.threads = threads
         # First: who sees this worker in the rounds shall find its notes.
-        self.board = Noticeboard(client, rank, world_size) if world_size > 1 else None
+        self.board = Noticeboard(client, rank) if world_size > 1 else None
         self.rounds = Rounds(client, rank, world_size)
         self.step = self.rounds.open(**policy.core_spec(world_size))
         self.epoch = 0
-        self.state: dict[str, Any] = {}
+        self.state = KeptState(self)
+        if self.step:  # in the place of another, or from a checkpoint
+            self.state.bring_back()
         self.progress = ProgressReport(job, rank=rank)
         self.waits = Waits(self.rounds, self.progress, wait_s)
         self.ledger = LedgerReport(self.rounds, client)
@@ -199,6 +202,7 @@ class Worker:
         # Counted in each epoch, so that a worker that is started again meets the others.
         number, name = self._next_barrier, f"barrier {self._barriers_before + 1} of epoch {self.epoch}"
         self._barriers = (self.part, self._barriers_before + 1)
+        self.state.keep()
         if self.has_own_store:
             return
         with self.waiting():
@@ -247,6 +251,7 @@ class Worker:
                 f"checkpoint holds what lies at servers. Save model.state_dict() on rank 0, and the tables "
                 f"with worker.client.save"
             )
+        self.state.keep()
         return self.client.save(url)
 
     def load(self, url: str) -> str:
@@ -256,6 +261,9 @@ class Worker:
         """
         name = self.client.load(url) if self.rank == 0 else ""
         self.barrier()
+        if self.board is not None:
+            self.board.announce()
+        self.state.bring_back()
         if self.strategy is not None:
             self.strategy.refresh()
             self.fixed.refresh()
@@ -365,6 +373,7 @@ class Worker:
 
     def advance(self, weight: float, lr: float = math.nan, clip: float = 0.0) -> Advanced:
         """End the step: wait until the next may begin."""
+        self.state.keep()
         units, self._units = self._units, []
         if self.policy.clock.meets:
             weight *= self.trust
@@ -404,7 +413,7 @@ class Worker:
             return
         self.world_size = self.rounds.workers = workers
         if self.board is None:
-            self.board = Noticeboard(self.client, self.rank, workers)
+            self.board = Noticeboard(self.client, self.rank)
 
     def agree(self, topic: int, text: str) -> Iterator[tuple[int, str]]:
         """Tell the others `text`; gives those who have said something else on the topic, and what."""
