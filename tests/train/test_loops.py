@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -73,10 +74,10 @@ STEP_WITH_EACH = [several_steps, break_behind_a_step, break_behind_a_batch, one_
 ACCUMULATE = [break_before_the_step, rest_behind_the_loop]
 
 
-def trained(loop: Loop, worker: Worker | None = None) -> list[float]:
-    """Twelve samples in batches of five, which are cut into parts of 3 and 2."""
+def trained(loop: Loop, worker: Worker | None = None, samples: int = 12) -> list[float]:
+    """Batches of five are cut into parts of 3 and 2."""
     chance = torch.Generator().manual_seed(1)
-    data = TensorDataset(torch.randn(12, 2, generator=chance), torch.randn(12, generator=chance))
+    data = TensorDataset(torch.randn(samples, 2, generator=chance), torch.randn(samples, generator=chance))
     reduction = "sum" if loop in ACCUMULATE else "mean"  # of batches of different sizes there is no other
     model = torch.nn.Linear(2, 1)
     torch.nn.init.constant_(model.weight, 0.3)
@@ -102,6 +103,45 @@ def trained(loop: Loop, worker: Worker | None = None) -> list[float]:
 def test_a_loop_trains_as_in_one_process(loop: Loop, sync: str) -> None:
     found = run_workers(2, lambda worker: trained(loop, worker), sync, wait_s=5)
     np.testing.assert_allclose(found, [trained(loop)] * 2, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("samples", [11, 1])
+@pytest.mark.parametrize("sync", ["bsp", "allreduce"])
+def test_who_has_nothing_of_a_batch_makes_as_many_steps_as_the_others(sync: str, samples: int) -> None:
+    found = run_workers(3, lambda worker: trained(several_steps, worker, samples), sync, wait_s=5)
+    np.testing.assert_allclose(found, [trained(several_steps, None, samples)] * 3, rtol=1e-4, atol=1e-6)
+
+
+def critic_first(worker: Worker | None) -> list[list[float]]:
+    """Two steps of the one for one of the other, which was prepared first; parameters of different sizes."""
+    generator, critic = torch.nn.Linear(1, 1), torch.nn.Linear(1, 3)
+    for model in (generator, critic):
+        torch.nn.init.ones_(model.weight)
+        torch.nn.init.zeros_(model.bias)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic)]
+    batches: Any = DataLoader(TensorDataset(torch.arange(5.0)[:, None]), batch_size=2)
+    if worker is not None:
+        *_, batches = worker.prepare(generator, critic, *optimizers, batches)
+    for _ in range(2):
+        for (x,) in batches:
+            for model, optimizer in (
+                (critic, optimizers[1]),
+                (critic, optimizers[1]),
+                (generator, optimizers[0]),
+            ):
+                optimizer.zero_grad()
+                (model(x) ** 2).mean().backward()
+                optimizer.step()
+    return [p.detach().flatten().tolist() for model in (generator, critic) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "allreduce", "gossip"])
+def test_who_has_nothing_of_a_batch_steps_the_optimizers_that_others_step(sync: str) -> None:
+    found = run_workers(2, critic_first, sync, wait_s=5)
+    if sync != "gossip":
+        for one in found:
+            for mine, alone in zip(one, critic_first(None), strict=True):
+                assert mine == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp"])
@@ -167,3 +207,25 @@ def test_a_pass_that_the_ledger_does_not_know_is_not_reported() -> None:
                 worker.ledger.report(unknown)
 
     run_workers(1, script)
+
+
+@pytest.mark.parametrize(("then", "count"), [("bsp", 2), ("bsp", 3), ("asp", 2)])
+def test_what_a_job_left_of_a_pass_is_nothing_to_the_next(then: str, count: int) -> None:
+    def job(client: shoal.Client, count: int, sync: str, batches: int) -> int:
+        def script(worker: Worker) -> int:
+            with worker:
+                model = torch.nn.Linear(1, 1)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+                data = DataLoader(TensorDataset(torch.ones(40, 1)), batch_size=5)
+                for (x,) in islice(worker.prepare(model, optimizer, data)[2], batches):
+                    model(x).mean().backward()
+                    optimizer.step()
+                return int(worker.samples)
+
+        with ThreadPoolExecutor(count) as pool:
+            makers = local_workers(count, sync, client=client, wait_s=5)
+            return sum(pool.map(lambda make: script(make()), makers))
+
+    with shoal.connect("memory://") as client:
+        assert job(client, 2, "bsp", 2) == 10
+        assert job(client, count, then, 99) == 40

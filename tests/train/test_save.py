@@ -97,7 +97,7 @@ def test_a_worker_finds_the_state_of_the_one_that_it_replaces() -> None:
         before.state["seen"] = 2  # after the last step: lost
         assert make().state == {"seen": 1}
         before.state["wrong"] = {1j}
-        with pytest.raises(BadInput, match="worker.state holds what JSON cannot hold"):
+        with pytest.raises(BadInput, match=r"worker\.state holds what JSON cannot hold"):
             before.state.keep()
         before.close()
     with shoal.connect("memory://") as client:

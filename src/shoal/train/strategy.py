@@ -153,7 +153,7 @@ class Strategy(ABC):
         """What the step is made of. Gradients are then those of a mean loss, as autocast did not scale them;
         where they are not finite there are none, and the worker abstains.
         """
-        share = self.worker.take_share()
+        share = self.worker.take_share(one.optimizer)
         if self.worker.rank == 0:
             self._follow(one)
         factor = _unscale(one.optimizer)

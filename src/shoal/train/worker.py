@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -110,6 +110,7 @@ class Worker:
         self._barriers = (0, 0)  # of which part of the script, and how many in it
         self._turn = False  # of the rows in which `mean` is told
         self._taken: Share | None = None  # by the last step, if anything is known of it
+        self._sources: set[Passes] = set()  # of what it was made of
         self._left = False  # whether the loop that drew was left by a `break`
         before = self.progress.value  # of an earlier life, with its clock
         pace = self.step / before.clock if before.clock else 1.0
@@ -291,16 +292,20 @@ class Worker:
         """By a `break`: what was drawn is for a step that follows it, and if there is none, for nobody."""
         self._left = True
 
-    def take_share(self) -> Share:
+    def take_share(self, optimizer: torch.optim.Optimizer) -> Share:
         """What a step is made of; all steps with the same batches have the same."""
         share = self._taken
         if share is None or self._drawn or self._weight is not None:
-            for passes in {one.passes for one in self._drawn}:
+            if self._drawn:
+                self._sources = {one.passes for one in self._drawn}
+            for passes in self._sources if self._drawn else ():
                 passes.steps([one for one in self._drawn if one.passes is passes])
             known = bool(self._drawn) or self._weight is not None or self._abstains
             share = self._end_share(self._weight)
             share.weight, self._weight = share.samples if self._weight is None else self._weight, None
             self._taken = share if known else None
+        for passes in self._sources:
+            passes.stepping(self.optimizers.index(optimizer))
         return replace(share)
 
     def _end_share(self, said: float | None) -> Share:
@@ -353,16 +358,18 @@ class Worker:
         """Whether there were batches since the last step."""
         return any(one.samples for one in self._drawn)
 
-    def abstain(self) -> None:
-        """Take part in a step without its batch, of which this worker's part was empty: with what was
-        accumulated before it, or else with nothing.
+    def abstain(self, numbers: Iterable[int], *, anew: bool = True) -> None:
+        """Take part in steps of these optimizers without their batch, of which this worker's part was empty:
+        with what was accumulated before it, or else with nothing. `anew`: they are the first with it.
         """
-        assert self.strategy is not None
-        self._abstains, self._taken = True, None
-        optimizers = [one.optimizer for one in self.strategy.stepped]
+        has_some = self.accumulates or not (anew or self._taken is None or self._taken.samples == 0)
+        self._abstains = True
+        if anew:
+            self._taken = None
+        optimizers = [self.optimizers[number] for number in numbers]
         try:
             for optimizer in optimizers:
-                if not self.accumulates:
+                if not has_some:
                     optimizer.zero_grad()
             for optimizer in optimizers:
                 optimizer.step()
