@@ -13,7 +13,7 @@ from shoal.data.handed import NO_UNIT, Count, Handed, Seen, Source
 from shoal.data.in_turn import InTurnSource
 from shoal.data.indexed import IndexedSource
 from shoal.data.ledger import Ledger, StaticLedger
-from shoal.data.plan import BatchMode, Done, Plan
+from shoal.data.plan import BatchMode, Plan
 from shoal.data.samples import samples_in
 from shoal.errors import BadInput
 
@@ -24,7 +24,7 @@ OnPass = Callable[[int], object]
 Reading = Callable[[], Ledger | None]
 OnFirst = Callable[[Any], object]
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 class ShardedLoader:
@@ -86,8 +86,8 @@ class ShardedLoader:
         self._epoch = 0
         self._begun = False  # whether pass `_epoch` was begun, and so the next `for` runs another
         self._start_epoch = 0
-        self._start_done = Done(n)
-        self._done = Done(n)
+        self._start_done: set[int] = set()  # units of that pass
+        self._done: set[int] = set()
         self._pass_state: dict[str, Any] = {}
         self.global_samples = 0
 
@@ -126,7 +126,7 @@ class ShardedLoader:
         `epoch` itself these units are done. A ledger that remembers (`LeasedLedger`) is believed instead.
         """
         self._start_epoch = epoch
-        self._start_done = Done(self._plan.workers, done_units)
+        self._start_done = set(done_units)
 
     def __len__(self) -> int:
         """Batches of a pass in static order: all global ones; in turn, this worker's. Empty parts count."""
@@ -137,7 +137,7 @@ class ShardedLoader:
         if ledger is not None:
             # A source of its own: a pass that is being trained may go on behind it.
             self._reader = self._new_source() if self._reader is None else self._reader
-            return self._read(self._reader.start(self._epoch, ledger, Done(self._plan.workers)))
+            return self._read(self._reader.start(self._epoch, ledger, set()))
         if self._begun:
             self._move_to(self._epoch + 1)
         epoch = self._epoch
@@ -148,7 +148,7 @@ class ShardedLoader:
             if self._on_over is not None:
                 self._on_over(epoch)
             return iter(())
-        before = self._start_done if epoch == self._start_epoch else Done(self._plan.workers)
+        before = self._start_done if epoch == self._start_epoch else set()
         self._done = before.copy()
         self._pass_state = self._source.state()
         return self._pass(epoch, self._source.start(epoch, self.ledger, before), self._done)
@@ -167,7 +167,7 @@ class ShardedLoader:
             self._on_batch(batch)
         return batch
 
-    def _pass(self, epoch: int, handed: Iterator[Handed], done: Done) -> Iterator[Any]:
+    def _pass(self, epoch: int, handed: Iterator[Handed], done: set[int]) -> Iterator[Any]:
         before: float | None = None
         for one in handed:
             if one.unit != NO_UNIT:
@@ -198,7 +198,7 @@ class ShardedLoader:
             "epoch": self._epoch,
             "workers": self._plan.workers,
             "batch": self._plan.batch,
-            "done": self._done.to_plain() if self._begun else {},
+            "done": sorted(self._done) if self._begun else [],
             "source": self._pass_state if self._begun else self._source.state(),
         }
 
@@ -217,7 +217,7 @@ class ShardedLoader:
         self._source.load(state["source"])
         self._move_to(int(state["epoch"]))
         self._start_epoch = self._epoch
-        self._start_done = Done.from_plain(self._plan.workers, state["done"])
+        self._start_done = set(state["done"])
 
     def __getattr__(self, name: str) -> Any:
         # What scripts read off a DataLoader: dataset, batch_size, sampler, collate_fn, ...
