@@ -9,7 +9,8 @@ namespace shoal {
 namespace {
 
 constexpr size_t kPassesKept = 8;
-constexpr size_t kTokensMax = 16;  // of one question
+constexpr size_t kPassesTrained = 32;  // at once, by loaders of one job
+constexpr size_t kTokensMax = 16;      // of one question
 
 std::string describe(const SyncConfig& config) {
   const char* take = config.take == Take::each ? "each" : config.take == Take::round ? "round" : "count";
@@ -101,8 +102,7 @@ std::vector<SyncShard::Answer> SyncShard::handle(const SyncRequest& request, uin
 }
 
 Status SyncShard::open(const SyncRequest& request) {
-  const bool over = all_left() && !unfinished();
-  if (over) {  // the first of this job; commits go on counting, for the shards do
+  if (all_left()) {  // the first of this job; commits go on counting, for the shards do
     config_ = request.config;
     members_.assign(config_.workers, Member{.since = now_});
     round_ = 0;
@@ -323,13 +323,6 @@ bool SyncShard::all_left() const {
                      [](const Member& m) { return m.phase == Phase::left; });
 }
 
-bool SyncShard::unfinished() const {
-  return std::any_of(passes_.begin(), passes_.end(), [this](const auto& entry) {
-    // Of an evaluation nothing is ever done.
-    return entry.second.ledger.used() && !entry.second.ledger.complete() && !is_over(entry.first);
-  });
-}
-
 void SyncShard::give_back(uint32_t rank) {
   for (auto& [epoch, pass] : passes_) pass.ledger.give_back_all(rank);
 }
@@ -338,13 +331,19 @@ SyncShard::Pass& SyncShard::pass(uint64_t epoch) {
   const auto [found, fresh] =
       passes_.try_emplace(epoch, Pass{WorkLedger(0, config_.workers), ++opened_, config_.workers});
   if (!fresh || passes_.size() <= kPassesKept) return found->second;
-  // The oldest makes room, but for one that is being trained.
+  // The oldest makes room, but for one that is being trained; where those are too many, the loop over it was
+  // left before its end.
+  const auto trained = [this](const auto& entry) {
+    return entry.second.ledger.used() && !is_over(entry.first);
+  };
   auto oldest = passes_.end();
   for (auto it = passes_.begin(); it != passes_.end(); ++it) {
-    const bool needed = it == found || (it->second.ledger.used() && !is_over(it->first));
+    const bool needed = it == found || (trained(*it) && passes_.size() <= kPassesTrained);
     if (!needed && (oldest == passes_.end() || it->second.opened < oldest->second.opened)) oldest = it;
   }
-  if (oldest != passes_.end()) passes_.erase(oldest);
+  if (oldest == passes_.end()) return found->second;
+  if (trained(*oldest)) mark_over(oldest->first);
+  passes_.erase(oldest);
   return found->second;
 }
 

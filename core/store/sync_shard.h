@@ -99,7 +99,6 @@ class SyncShard {
   bool counts(const Member& member) const;  // others wait for it
   bool may_start(const Member& member) const;
   bool all_left() const;
-  bool unfinished() const;  // the job ended in the middle of a pass
   void give_back(uint32_t rank);
   Pass& pass(uint64_t epoch);
   uint64_t next_pass(uint64_t epoch) const;  // the first from there on that is not over

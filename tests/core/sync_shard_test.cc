@@ -380,6 +380,25 @@ TEST(a_job_that_all_have_left_gives_way_to_the_next) {
   CHECK_EQ(job.get(job.ask(SyncVerb::state, 0)).closed, 2);  // commits go on
 }
 
+TEST(passes_that_were_left_before_their_end_are_nobodys_in_the_next_job_and_forgotten_in_time) {
+  Job job({.workers = 1, .take = Take::each});
+  for (uint64_t epoch = 0; epoch < 100; ++epoch) {
+    job.epoch_ask(SyncVerb::ledger_open, 0, epoch, 2);
+    job.epoch_ask(SyncVerb::lease, 0, epoch, 1);
+    SyncRequest half = job.make(SyncVerb::advance, 0, epoch);
+    half.units = {{epoch, 0}};
+    job.send(half);
+  }
+  const uint64_t next = job.get(job.epoch_ask(SyncVerb::resume, 0, 0)).step;
+  CHECK(next > 50 && next < 99);  // the latest are still known
+  CHECK_EQ(job.get(job.epoch_ask(SyncVerb::report, 0, 0)).numbers[0], 0);
+  CHECK_EQ(job.get(job.epoch_ask(SyncVerb::report, 0, 99)).numbers[0], 2);
+  job.ask(SyncVerb::leave, 0);
+  job.config.take = Take::round;
+  CHECK_EQ(job.get(job.ask(SyncVerb::open, 0)).step, 0);
+  CHECK_EQ(job.get(job.epoch_ask(SyncVerb::resume, 0, 0)).step, 0);
+}
+
 TEST(a_worker_comes_back_without_holding_the_others_up) {
   Job job({.workers = 2, .take = Take::each, .slack = 1});
   job.ask(SyncVerb::leave, 1);

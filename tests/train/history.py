@@ -41,7 +41,7 @@ class History:
             self.started[rank, step] = self._now()
 
     def finish(self, rank: int, step: int) -> None:
-        """Before it says so: the bound seen here is never too kind."""
+        """Before it says so: whoever is let go by that begins later, so no lead is seen that is none."""
         with self._lock:
             self.finished[rank, step] = self._now()
 

@@ -9,7 +9,10 @@ import pytest
 import torch
 from tests.train.crew import run_workers, several
 from tests.train.quadratic import SIZE, Floats, gradient, start, steps
+from torch.utils.data import DataLoader, TensorDataset
 
+import shoal
+from shoal.sync.outer import bmuf
 from shoal.train.worker import Worker
 
 LR, MOMENTUM, PERIOD, BLOCKS = 0.05, 0.8, 3, 4
@@ -183,3 +186,63 @@ def test_downpour_pushes_sums_and_fetches_apart() -> None:
                     local[rank] = centre.copy()
                 run()
                 np.testing.assert_allclose(model.values, local[rank], **CLOSE)
+
+
+def halves(worker: Worker | None, together: bool, steps: int = 6) -> Any:
+    """Two halves of a model, with one optimizer for both or one for each; the second may rest."""
+    parts = [torch.nn.Linear(2, 1, bias=False) for _ in range(2)]
+    for part in parts:
+        torch.nn.init.ones_(part.weight)
+    groups = [[parts[0].weight, parts[1].weight]] if together else [[part.weight] for part in parts]
+    optimizers = [sgd(group) for group in groups]
+    if worker is not None:
+        worker.prepare(*parts, *optimizers)
+    rank = 0 if worker is None else worker.rank
+    for step in range(steps):
+        x = torch.tensor([[1.0 + rank, 0.5 * step]])
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (parts[0](x) ** 2 + parts[1](x) ** 2).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return np.stack([part.weight.detach().numpy().copy() for part in parts])
+
+
+@pytest.mark.parametrize(
+    "sync", ["average:2", "bmuf:2", "diloco:3", "bmuf:2,state=reset", "easgd:2", "downpour:2,2"]
+)
+def test_an_optimizer_for_each_half_does_what_one_for_both_does(sync: str) -> None:
+    workers = 1 if sync.startswith(("easgd", "downpour")) else 2  # those two depend on who comes first
+    one = run_workers(workers, lambda worker: halves(worker, together=True), sync)
+    each = run_workers(workers, lambda worker: halves(worker, together=False), sync)
+    np.testing.assert_allclose(one, each, **CLOSE)
+
+
+@pytest.mark.parametrize("sync", ["average:2", "bmuf:1", "easgd:2", "downpour:1,1", "bsp", "asp"])
+def test_passes_end_also_where_the_last_optimizer_steps_seldom_or_never(sync: str) -> None:
+    """As a critic's own epoch, or several steps of it for one of the generator."""
+
+    def script(worker: Worker) -> list[bool]:
+        models = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]
+        critic, generator = (torch.optim.SGD(model.parameters(), lr=0.01) for model in models)
+        data = DataLoader(TensorDataset(torch.ones(22, 1)), batch_size=2)
+        *_, batches = worker.prepare(*models, critic, generator, data)
+        for epoch in range(3):
+            for number, (x,) in enumerate(batches):
+                for model, optimizer, every in ((models[0], critic, 1), (models[1], generator, 3)):
+                    if number % every == every - 1 and (epoch or optimizer is critic):
+                        optimizer.zero_grad()
+                        model(x).mean().backward()
+                        optimizer.step()
+        return [worker.ledger.report(epoch).exactly_once for epoch in range(3)]
+
+    assert run_workers(2, script, sync, wait_s=5) == [[True] * 3] * 2
+
+
+def test_a_job_of_one_worker_under_bmuf_can_grow() -> None:
+    with shoal.connect("memory://") as client:
+        for count in (1, 2):
+            tensor = client.tensor("w", np.ones(2, np.float32), optimizer=bmuf(nesterov=True)(count))
+            tensor.push(np.ones(2, np.float32))
+        # One worker: a plain step. Two: velocity 0.5 * 1 + 1, and as much again by half ahead.
+        np.testing.assert_allclose(tensor.pull(), 1.0 - 1.0 - (1.0 + 0.5 * 1.5), rtol=1e-6)

@@ -107,7 +107,7 @@ def test_notes_of_an_earlier_job_on_the_same_servers_do_not_count() -> None:
         places = [Rounds(client.fork(), rank, 2) for rank in range(2)]
 
         def joins(rank: int) -> Noticeboard:
-            board = Noticeboard(client, rank, 2)
+            board = Noticeboard(client, rank)
             places[rank].open(take="each", quorum=2, count=1, slack=-1)
             return board
 

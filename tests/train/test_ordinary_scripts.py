@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from shoal.errors import BadInput
+from shoal.train.join import local_workers
 from shoal.train.worker import Worker
 
 
@@ -149,20 +152,111 @@ def test_a_frozen_table_needs_no_optimizer() -> None:
     assert run_workers(1, script) == [[-1.0, 0.0]]
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp", "downpour:1,1", "average:2"])
-def test_what_is_loaded_after_prepare_is_trained_on(sync: str) -> None:
+LOADED = ["bsp", "asp", "downpour:2,2", "average:2", "bmuf:2", "diloco:2,lr=1,momentum=0", "allreduce"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("sync", LOADED)
+def test_what_is_loaded_after_prepare_is_trained_on(sync: str, whole: bool) -> None:
+    """Two blocks of it, also where a step was made before, and where only a part is loaded."""
+
+    def script(worker: Worker) -> float:
+        model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        worker.prepare(model, optimizer)
+        for step in range(5):
+            if step == 1:
+                part = model if whole else model[0]
+                part.load_state_dict({name: torch.full((1, 1), 5.0) for name in part.state_dict()})
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+        return float(model[0].weight.detach())
+
+    assert run_workers(1, script, sync) == [1.0]
+
+
+@pytest.mark.parametrize("sync", ["asp", "average:2"])
+def test_worker_0s_values_are_loaded_and_nobody_resets_what_was_trained_since(sync: str) -> None:
     def script(worker: Worker) -> float:
         model = torch.nn.Linear(1, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         worker.prepare(model, optimizer)
+        model.load_state_dict({"weight": torch.full((1, 1), 5.0 + worker.rank)})
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
         worker.barrier()
+        return float(worker.client.tensor("weight").pull()[0])
+
+    assert run_workers(2, script, sync) == [{"asp": 1.0, "average:2": 3.0}[sync]] * 2
+
+
+def test_a_worker_that_is_started_again_does_not_load_again() -> None:
+    def script(worker: Worker) -> float:
+        model = torch.nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        worker.prepare(model, optimizer)
         model.load_state_dict({"weight": torch.full((1, 1), 5.0)})
-        worker.barrier()
+        optimizer.zero_grad()
         model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
         return float(model.weight.detach())
 
-    assert run_workers(1, script, sync) == [4.0]
+    with shoal.connect("memory://") as client:
+        makers = local_workers(2, "asp", client=client, wait_s=5)
+        with ThreadPoolExecutor(2) as pool:
+            first = [pool.submit(lambda make=make: script(make())) for make in makers]
+            assert min(one.result() for one in first) == 3.0
+        assert script(makers[0]()) == 2.0
+
+
+def test_a_prepared_model_can_be_pickled_whole() -> None:
+    def script(worker: Worker) -> float:
+        model = torch.nn.Linear(1, 1)
+        worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        twin = pickle.loads(pickle.dumps(model))  # noqa: S301
+        twin.load_state_dict(model.state_dict())  # and is another model
+        return float((twin.weight - model.weight).detach())
+
+    assert run_workers(1, script) == [0.0]
+
+
+def clamped(worker: Worker | None, how: str = "no_grad") -> list[float]:
+    """As a Wasserstein critic's weights are: after every step."""
+    model: Any = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    if worker is not None:
+        worker.prepare(model, optimizer)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(torch.tensor([[1.0 + step, 4.0 - 2 * step]])).sum().backward()
+        optimizer.step()
+        if step == 5:
+            break
+        with torch.no_grad():
+            (model.weight if how == "no_grad" else model.weight.data).clamp_(-1.0, 1.0)
+    return [float(value) for value in model.weight.detach().flatten()]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "downpour:1,1", "average:2", "allreduce"])
+def test_what_is_changed_in_place_stays_changed(sync: str) -> None:
+    assert run_workers(1, clamped, sync) == [pytest.approx(clamped(None))]
+
+
+def test_what_is_changed_in_place_stays_changed_where_all_change_alike() -> None:
+    assert run_workers(2, clamped, "allreduce") == [pytest.approx(clamped(None))] * 2
+
+
+@pytest.mark.parametrize(
+    ("workers", "how", "message"), [(2, "no_grad", "outside of optimizer.step"), (1, "data", "through .data")]
+)
+@pytest.mark.parametrize("sync", ["bsp", "asp", "downpour:1,1"])
+def test_what_would_be_undone_is_refused(sync: str, workers: int, how: str, message: str) -> None:
+    with pytest.raises(BadInput, match=f"worker ., step .: parameter weight was changed .*{message}"):
+        run_workers(workers, lambda worker: clamped(worker, how), sync)
 
 
 class Shared(torch.nn.Module):

@@ -1,13 +1,17 @@
 """worker.save and worker.load, with workers as threads."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from tests.train.crew import run_workers
 from tests.train.models import ShoalModel, dense_values, loader, steps
+from torch.utils.data import DataLoader, TensorDataset
 
+import shoal
 from shoal.errors import BadInput
+from shoal.train.join import local_workers
 from shoal.train.worker import Worker
 
 
@@ -46,3 +50,56 @@ def test_words_with_the_model_on_workers_say_what_to_save_instead() -> None:
             worker.save("file:///nowhere")
 
     run_workers(2, script, "average:2")
+
+
+def training(worker: Worker) -> Iterator[None]:
+    """Passes of five samples in batches of two: of the last one a worker has nothing."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = DataLoader(TensorDataset(torch.ones(5, 1)), batch_size=2)
+    model, optimizer, batches = worker.prepare(model, optimizer, data)
+    while True:
+        for (x,) in batches:
+            model(x).mean().backward()
+            optimizer.step()
+        yield
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_another_job_goes_on_from_what_one_saved_with_its_state(tmp_path: Path, workers: int) -> None:
+    def first(worker: Worker) -> None:
+        passes = training(worker)
+        next(passes)
+        worker.state["best"] = [worker.rank, "é"]
+        worker.barrier()
+        if worker.rank == 0:
+            worker.save(str(tmp_path))
+        worker.barrier()
+
+    def second(worker: Worker) -> dict[str, object]:
+        passes = training(worker)
+        worker.load(str(tmp_path))
+        next(passes)  # its notes are its own again
+        return dict(worker.state)
+
+    run_workers(workers, first)
+    found = run_workers(workers, second, wait_s=5)
+    assert found == [{"best": [rank, "é"]} for rank in range(workers)]
+
+
+def test_a_worker_finds_the_state_of_the_one_that_it_replaces() -> None:
+    with shoal.connect("memory://") as client:
+        (make,) = local_workers(1, "asp", client=client)
+        before = make()
+        passes = training(before)
+        before.state["seen"] = 1
+        next(passes)
+        before.state["seen"] = 2  # after the last step: lost
+        assert make().state == {"seen": 1}
+        before.state["wrong"] = {1j}
+        with pytest.raises(BadInput, match=r"worker\.state holds what JSON cannot hold"):
+            before.state.keep()
+        before.close()
+    with shoal.connect("memory://") as client:
+        (make,) = local_workers(1, "asp", client=client)
+        assert make().state == {}

@@ -47,7 +47,7 @@ def train(worker: Worker) -> tuple[float, float, int, float, Any]:
         everything = next(iter(loader(SAMPLES, SAMPLES, False)))
         final = float(torch.nn.functional.mse_loss(model(*everything[:2]), everything[2]))
     worker.barrier()
-    reports = [worker.ledger.report(epoch) for epoch in range(EPOCHS)]
+    reports = [worker.ledger.report(epoch) for epoch in range(1, EPOCHS)]  # 8 are kept, a barrier is one
     return final, losses[0], len(losses), worker.samples, reports
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.data.ledger import LEASE_UNITS_MAX, LeasedLedger, Ledger, StaticLedger
-from shoal.data.plan import Done, Plan
+from shoal.data.plan import Plan
 from shoal.data.samples import samples_in
 from shoal.errors import BadInput, Internal
 
@@ -48,21 +48,6 @@ def test_units_number_the_parts_of_batches(n: int, batches: int) -> None:
 def test_the_last_step_of_whole_batches_leaves_some_idle(n: int, batches: int, idle: list[int]) -> None:
     assert [rank for rank in range(n) if Plan(n, "each").idle(rank, batches)] == idle
     assert not any(Plan(n).idle(rank, batches) for rank in range(n))
-
-
-@given(st.integers(1, 4), st.lists(st.integers(0, 60)))
-def test_a_set_of_units_is_a_set(stride: int, units: list[int]) -> None:
-    done = Done(stride, units)
-    assert [unit for unit in range(64) if unit in done] == sorted(set(units))
-    assert len(done) == len(set(units))
-    again = Done.from_plain(stride, done.to_plain())
-    assert again.to_plain() == done.to_plain() == done.copy().to_plain()
-    again.add(63)
-    assert (63 in done) == (63 in units)
-
-
-def test_a_workers_static_units_take_no_room() -> None:
-    assert Done(3, StaticLedger(1, 3).units(0, 3000)).to_plain() == {"1": [[0, 1000]]}
 
 
 @given(st.integers(1, 6), st.integers(0, 50))

@@ -96,9 +96,6 @@ def test_old_ways_to_zero_drop_them(emb: Embedding) -> None:
     backward(emb)
     emb.weight.grad = None
     assert emb.gradients() is None
-    backward(emb)
-    emb.drop_gradients()
-    assert emb.gradients() is None
 
 
 OPTIMIZERS = [

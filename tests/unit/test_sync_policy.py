@@ -222,7 +222,10 @@ def test_bmuf_without_momentum_is_averaging() -> None:
 
 
 def test_bmuf_of_one_worker_does_not_look_ahead() -> None:
-    assert bmuf(nesterov=True)(1) == shoal.optim.SGD(lr=1.0)
+    differences = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
+    for nesterov in (False, True):
+        found = servers_path(bmuf(nesterov=nesterov), 1, differences)
+        np.testing.assert_array_equal(found, servers_path(average(), 1, differences))
 
 
 # Mixing.

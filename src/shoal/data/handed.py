@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from shoal.data.ledger import Ledger
-from shoal.data.plan import Done
 
 __all__ = ["NO_UNIT", "Count", "Handed", "Seen", "Source", "one_ahead"]
 
@@ -59,7 +58,7 @@ class Source(Protocol):
         """How many batches this worker sees in a pass, static order assumed; TypeError where nobody knows."""
         ...
 
-    def start(self, epoch: int, ledger: Ledger, done: Done) -> Iterator[Handed]:
+    def start(self, epoch: int, ledger: Ledger, done: set[int]) -> Iterator[Handed]:
         """The units of a pass but those that are `done`. Randomness is drawn when this is called."""
         ...
 

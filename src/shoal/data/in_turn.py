@@ -15,7 +15,7 @@ from shoal.data.handed import NO_UNIT, Count, Handed, Seen, one_ahead
 from shoal.data.indexed import copy_of
 from shoal.data.ledger import Ledger
 from shoal.data.order import Order
-from shoal.data.plan import Done, Plan
+from shoal.data.plan import Plan
 from shoal.errors import BadInput
 
 __all__ = ["InTurnSource"]
@@ -49,7 +49,7 @@ class InTurnSource:
             raise TypeError(f"{type(batches).__name__} has no length")
         return max(0, (len(batches) - self._rank + self._n - 1) // self._n)
 
-    def start(self, epoch: int, ledger: Ledger, done: Done) -> Iterator[Handed]:
+    def start(self, epoch: int, ledger: Ledger, done: set[int]) -> Iterator[Handed]:
         if self._order is not None:
             self._order.begin_stream(epoch)
         self._n = ledger.begin(epoch, 0, self._n)
@@ -66,7 +66,7 @@ class InTurnSource:
         if self._order is not None:
             self._order.load(state)
 
-    def _pass(self, batches: Iterator[Any], ledger: Ledger, done: Done) -> Iterator[Handed]:
+    def _pass(self, batches: Iterator[Any], ledger: Ledger, done: set[int]) -> Iterator[Handed]:
         self.read = 0
 
         def mine() -> Iterator[tuple[int, Any]]:

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from shoal.data.handed import NO_UNIT, Count, Handed, Seen, one_ahead
 from shoal.data.ledger import Ledger
 from shoal.data.order import Order
-from shoal.data.plan import Done, Plan
+from shoal.data.plan import Plan
 from shoal.errors import BadInput
 
 __all__ = ["IndexedSource", "copy_of"]
@@ -58,7 +58,7 @@ class IndexedSource:
             return batches
         return (batches - self._rank + self._plan.workers - 1) // self._plan.workers
 
-    def start(self, epoch: int, ledger: Ledger, done: Done) -> Iterator[Handed]:
+    def start(self, epoch: int, ledger: Ledger, done: set[int]) -> Iterator[Handed]:
         before, state = self._order.digest(epoch), self._order.state()
         drawn = self._order.begin(epoch)
         length = self._order.length
@@ -86,7 +86,7 @@ class IndexedSource:
         self._order.load(state)
 
     def _pass(
-        self, epoch: int, batches: _Batches, ledger: Ledger, done: Done, state: dict[str, Any]
+        self, epoch: int, batches: _Batches, ledger: Ledger, done: set[int], state: dict[str, Any]
     ) -> Iterator[Handed]:
         total = self._plan.units(len(batches))
         units = ledger.units(epoch, total)

@@ -13,7 +13,7 @@ from shoal.data.handed import NO_UNIT, Count, Handed, Seen, Source
 from shoal.data.in_turn import InTurnSource
 from shoal.data.indexed import IndexedSource
 from shoal.data.ledger import Ledger, StaticLedger
-from shoal.data.plan import BatchMode, Done, Plan
+from shoal.data.plan import BatchMode, Plan
 from shoal.data.samples import samples_in
 from shoal.errors import BadInput
 
@@ -24,7 +24,7 @@ OnPass = Callable[[int], object]
 Reading = Callable[[], Ledger | None]
 OnFirst = Callable[[Any], object]
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 class ShardedLoader:
@@ -39,9 +39,10 @@ class ShardedLoader:
     batch. With the unit `NO_UNIT` and 0 samples others have a batch in this step and this worker has none.
     `on_pass(epoch)` is called when the worker has come to the end of a pass; if it gives False, the next
     `for` runs the same one again. `on_over(epoch)` is called when it passes over one that was finished before
-    it came. `on_batch(batch)` is called just before the loop gets a batch, `on_first(batch)` for the first of
-    all; `ahead(batch)`, if given, before the loop gets the one before that. `reading()` is asked when a `for`
-    begins: with a ledger for an answer it only reads, is no pass, and leaves one that runs alone.
+    it came, `on_break(epoch)` when the loop is left before its end. `on_batch(batch)` is called just before
+    the loop gets a batch, `on_first(batch)` for the first of all; `ahead(batch)`, if given, before the loop
+    gets the one before that. `reading()` is asked when a `for` begins: with a ledger for an answer it only
+    reads, is no pass, and leaves one that runs alone.
 
     `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
     samples a batch of an iterable holds.
@@ -65,6 +66,7 @@ class ShardedLoader:
         on_unit: OnUnit | None = None,
         on_pass: OnPass | None = None,
         on_over: OnPass | None = None,
+        on_break: OnPass | None = None,
         on_batch: Seen | None = None,
         ahead: Seen | None = None,
         on_first: OnFirst | None = None,
@@ -75,7 +77,7 @@ class ShardedLoader:
         plan = Plan(n, batch)
         self.ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
         self._loader, self._plan = loader, plan
-        self._on_unit, self._on_pass, self._on_over = on_unit, on_pass, on_over
+        self._on_unit, self._on_pass, self._on_over, self._on_break = on_unit, on_pass, on_over, on_break
         self._on_batch, self._on_first, self._reading = on_batch, on_first, reading
         self._new_source = partial(_source, loader, plan, rank=rank, seed=seed, count=count)
         self._source = self._new_source()
@@ -84,8 +86,8 @@ class ShardedLoader:
         self._epoch = 0
         self._begun = False  # whether pass `_epoch` was begun, and so the next `for` runs another
         self._start_epoch = 0
-        self._start_done = Done(n)
-        self._done = Done(n)
+        self._start_done: set[int] = set()  # units of that pass
+        self._done: set[int] = set()
         self._pass_state: dict[str, Any] = {}
         self.global_samples = 0
 
@@ -109,11 +111,6 @@ class ShardedLoader:
         """How many batches a stream has given so far in its pass; None where batches have indexes."""
         return self._source.read if isinstance(self._source, InTurnSource) else None
 
-    @property
-    def leased(self) -> bool:
-        """Whether the ledger decides what this worker trains; false for batches in turn."""
-        return isinstance(self._source, IndexedSource) and not self.ledger.ordered
-
     def set_epoch(self, epoch: int) -> None:
         """Make the next `for` run this pass; those in between are passed over, as if they were trained."""
         if not isinstance(epoch, int) or epoch < self._epoch:
@@ -129,7 +126,7 @@ class ShardedLoader:
         `epoch` itself these units are done. A ledger that remembers (`LeasedLedger`) is believed instead.
         """
         self._start_epoch = epoch
-        self._start_done = Done(self._plan.workers, done_units)
+        self._start_done = set(done_units)
 
     def __len__(self) -> int:
         """Batches of a pass in static order: all global ones; in turn, this worker's. Empty parts count."""
@@ -140,7 +137,7 @@ class ShardedLoader:
         if ledger is not None:
             # A source of its own: a pass that is being trained may go on behind it.
             self._reader = self._new_source() if self._reader is None else self._reader
-            return self._read(self._reader.start(self._epoch, ledger, Done(self._plan.workers)))
+            return self._read(self._reader.start(self._epoch, ledger, set()))
         if self._begun:
             self._move_to(self._epoch + 1)
         epoch = self._epoch
@@ -151,7 +148,7 @@ class ShardedLoader:
             if self._on_over is not None:
                 self._on_over(epoch)
             return iter(())
-        before = self._start_done if epoch == self._start_epoch else Done(self._plan.workers)
+        before = self._start_done if epoch == self._start_epoch else set()
         self._done = before.copy()
         self._pass_state = self._source.state()
         return self._pass(epoch, self._source.start(epoch, self.ledger, before), self._done)
@@ -170,7 +167,7 @@ class ShardedLoader:
             self._on_batch(batch)
         return batch
 
-    def _pass(self, epoch: int, handed: Iterator[Handed], done: Done) -> Iterator[Any]:
+    def _pass(self, epoch: int, handed: Iterator[Handed], done: set[int]) -> Iterator[Any]:
         before: float | None = None
         for one in handed:
             if one.unit != NO_UNIT:
@@ -184,7 +181,12 @@ class ShardedLoader:
             if before is not None:
                 self.ledger.spent(now - before)
             before = now
-            yield self._shown(one.batch)
+            try:
+                yield self._shown(one.batch)
+            except GeneratorExit:
+                if self._on_break is not None and self._epoch == epoch:
+                    self._on_break(epoch)
+                raise
         counts = self._on_pass is None or self._on_pass(epoch) is not False
         if self._epoch == epoch:
             self._move_to(epoch + counts)
@@ -196,7 +198,7 @@ class ShardedLoader:
             "epoch": self._epoch,
             "workers": self._plan.workers,
             "batch": self._plan.batch,
-            "done": self._done.to_plain() if self._begun else {},
+            "done": sorted(self._done) if self._begun else [],
             "source": self._pass_state if self._begun else self._source.state(),
         }
 
@@ -215,7 +217,7 @@ class ShardedLoader:
         self._source.load(state["source"])
         self._move_to(int(state["epoch"]))
         self._start_epoch = self._epoch
-        self._start_done = Done.from_plain(self._plan.workers, state["done"])
+        self._start_done = set(state["done"])
 
     def __getattr__(self, name: str) -> Any:
         # What scripts read off a DataLoader: dataset, batch_size, sampler, collate_fn, ...

@@ -6,14 +6,12 @@ batch is a unit. The plan does not depend on who takes a unit: its samples are a
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from shoal.errors import BadInput
 
-__all__ = ["BatchMode", "Done", "Plan"]
+__all__ = ["BatchMode", "Plan"]
 
 BatchMode: TypeAlias = Literal["split", "each"]
 
@@ -60,60 +58,3 @@ class Plan:
     def idle(self, rank: int, batches: int) -> bool:
         """Whether batches taken in turn end so that others have one in the last step and `rank` has none."""
         return self.batch == "each" and 0 < batches % self.workers <= rank < self.workers
-
-
-class Done:
-    """A set of units that stays small: a worker's units are mostly every n-th one, in order."""
-
-    def __init__(self, stride: int, units: Iterable[int] = ()) -> None:
-        self._stride = stride
-        # For each remainder by the stride: ranges [begin, end) of quotients, sorted and apart.
-        self._ranges: dict[int, list[list[int]]] = {}
-        for unit in units:
-            self.add(unit)
-
-    def add(self, unit: int) -> None:
-        """Put a unit in; once is enough."""
-        at, column = divmod(unit, self._stride)
-        ranges = self._ranges.setdefault(column, [])
-        after = bisect.bisect_right(ranges, [at, 1 << 62])
-        before = ranges[after - 1] if after else None
-        if before is not None and at < before[1]:
-            return
-        joins_next = after < len(ranges) and ranges[after][0] == at + 1
-        if before is not None and before[1] == at:
-            before[1] = ranges.pop(after)[1] if joins_next else at + 1
-        elif joins_next:
-            ranges[after][0] = at
-        else:
-            ranges.insert(after, [at, at + 1])
-
-    def __contains__(self, unit: int) -> bool:
-        at, column = divmod(unit, self._stride)
-        ranges = self._ranges.get(column, [])
-        after = bisect.bisect_right(ranges, [at, 1 << 62])
-        return after > 0 and at < ranges[after - 1][1]
-
-    def __len__(self) -> int:
-        return sum(end - begin for ranges in self._ranges.values() for begin, end in ranges)
-
-    def copy(self) -> Done:
-        """A set of its own with the same units."""
-        return Done.from_plain(self._stride, self.to_plain())
-
-    def to_plain(self) -> dict[str, list[list[int]]]:
-        """For JSON: ranges of quotients by remainder.
-
-        >>> Done(2, [0, 2, 4, 1]).to_plain()
-        {'0': [[0, 3]], '1': [[0, 1]]}
-        """
-        return {str(column): [list(pair) for pair in ranges] for column, ranges in self._ranges.items()}
-
-    @classmethod
-    def from_plain(cls, stride: int, plain: Mapping[str, Any]) -> Done:
-        """What `to_plain` gave."""
-        done = cls(stride)
-        done._ranges = {
-            int(column): [[int(begin), int(end)] for begin, end in ranges] for column, ranges in plain.items()
-        }
-        return done

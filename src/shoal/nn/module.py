@@ -159,10 +159,6 @@ class TableModule(torch.nn.Module):
             np.concatenate([part.grads.numpy() for part in parts]),
         )
 
-    def drop_gradients(self) -> None:
-        """Forget them, as `zero_grad` does."""
-        self.weight.grad = None
-
     def offer(self, keys: ArrayLike, rows: ArrayLike) -> None:
         """Rows for the next forward: it uses them if they hold all its ids, and pulls as ever if not.
 

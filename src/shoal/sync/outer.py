@@ -22,6 +22,9 @@ from shoal.sync.checks import check_real
 
 __all__ = ["Outer", "average", "bmuf", "diloco"]
 
+# With one worker bmuf's momentum is none; the velocity must lie in the rows all the same, for more may come.
+_HARDLY_ANY = 1e-30
+
 
 @dataclass(frozen=True)
 class Outer:
@@ -44,8 +47,8 @@ class Outer:
             raise BadInput(f"nesterov is {self.nesterov!r}; it must be True or False")
 
     def __call__(self, n: int) -> SGD:
-        momentum = 1 - 1 / n if self.momentum is None else self.momentum
-        # With one worker bmuf's momentum is 0, and looking ahead by 0 is not looking ahead.
+        momentum = max(1 - 1 / n, _HARDLY_ANY) if self.momentum is None else self.momentum
+        # Looking ahead by 0 is not looking ahead.
         return SGD(lr=self.lr, momentum=momentum, nesterov=self.nesterov and momentum > 0)
 
 

@@ -1,4 +1,7 @@
-"""Steps made here, models exchanged at the servers now and then: average, bmuf, diloco, easgd, downpour."""
+"""Steps made here, models exchanged at the servers now and then: average, bmuf, diloco, easgd, downpour.
+
+Several optimizers are several models: each is exchanged after so many steps of its own.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,9 @@ class _LocalSteps(Strategy):
     def before(self, one: Stepped) -> None:
         self.push_rows(one, self.begin(one))
 
+    def refresh(self) -> None:
+        self.pull_dense()
+
 
 class _OuterSteps(_LocalSteps):
     """The servers hold a model of their own and step it by how far the workers' have come."""
@@ -45,22 +51,21 @@ class _OuterSteps(_LocalSteps):
         for one in stepped:
             self.open_tensors([(dense, outer) for dense in one.dense])
         self.stepped.extend(stepped)
-        self.pull_dense()
+        self.pull_dense([dense for one in stepped for dense in one.dense])
 
-    def differences(self, base: dict[int, FlatFloats]) -> list[PushItem]:
-        """How far the parameters have come from `base`, as a gradient: base - now."""
-        return [
-            (self.tensors[id(dense.parameter)], None, base[id(dense.parameter)] - flat(dense.parameter), None)
-            for dense in self.dense
-        ]
+    @abstractmethod
+    def exchange(self, stepped: Sequence[Stepped]) -> None:
+        """Bring what these optimizers step together with what the servers hold."""
 
-    def values(self) -> dict[int, FlatFloats]:
-        return {id(dense.parameter): flat(dense.parameter).copy() for dense in self.dense}
+    def end_pass(self) -> None:
+        if pending := [one for one in self.stepped if one.steps]:
+            self.exchange(pending)
 
-    def forget_state(self) -> None:
-        """Models were exchanged: with `state=reset` the optimizers begin anew."""
-        if self.policy.state == "reset":
-            for one in self.stepped:
+    def exchanged(self, stepped: Sequence[Stepped]) -> None:
+        """Models were exchanged: with `state=reset` their optimizers begin anew."""
+        for one in stepped:
+            one.steps = 0
+            if self.policy.state == "reset":
                 _reset(one.optimizer)
 
 
@@ -69,43 +74,36 @@ class Blocks(_OuterSteps):
 
     def __init__(self, worker: Worker, policy: Policy) -> None:
         super().__init__(worker, policy)
-        self._base: dict[int, FlatFloats] = {}
-        self._steps = 0
+        self._base: dict[int, FlatFloats] = {}  # by id of the parameter: what the block began with
         self._states: dict[str, Any] = {}
 
     def outer_optimizer(self) -> optim.Optimizer:
         outer: optim.Optimizer = self._payload.outer(self.worker.world_size)
         return outer
 
-    def attach(self, stepped: Sequence[Stepped]) -> None:
-        super().attach(stepped)
-        self._base = self.values()
-
     def after(self, one: Stepped) -> None:
-        if one is not self.stepped[-1]:
-            return
-        self._steps += 1
-        if self._steps >= self._payload.period:
-            self._exchange()
+        one.steps += 1
+        if one.steps >= self._payload.period:
+            self.exchange([one])
 
-    def end_pass(self) -> None:
-        if self._steps:
-            self._exchange()
+    def pull_dense(self, among: Sequence[Dense] | None = None) -> None:
+        super().pull_dense(among)
+        for entry in self.dense if among is None else among:
+            self._base[id(entry.parameter)] = flat(entry.parameter).copy()
 
-    def refresh(self) -> None:
-        self.pull_dense()
-        self._base = self.values()
-
-    def _exchange(self) -> None:
-        worker = self.worker
-        self._steps = 0
-        states = _state_tensors(self.stepped) if self.policy.state == "average" else {}
-        pushes = self.differences(self._base) + self._state_pushes(states)
-        self.push(pushes, staged=True)
-        worker.advance(weight=1.0)
-        self.pull_dense()
-        self._base = self.values()
-        self.forget_state()
+    def exchange(self, stepped: Sequence[Stepped]) -> None:
+        dense = [entry for one in stepped for entry in one.dense]
+        states = _state_tensors(stepped) if self.policy.state == "average" else {}
+        # How far the parameters have come, as a gradient: base - now.
+        pushes: list[PushItem] = [
+            (self.tensors[at], None, self._base[at] - flat(entry.parameter), None)
+            for entry in dense
+            for at in [id(entry.parameter)]
+        ]
+        self.push(pushes + self._state_pushes(states), staged=True)
+        self.worker.advance(weight=1.0)
+        self.pull_dense(dense)
+        self.exchanged(stepped)
         for name, state in states.items():
             state.copy_(torch.from_numpy(self._states[name].pull()).view(state.shape))
 
@@ -150,40 +148,24 @@ def _state_tensors(stepped: Sequence[Stepped]) -> dict[str, torch.Tensor]:
 class Elastic(_OuterSteps):
     """EASGD: every H steps worker and centre pull each other by alpha times their difference."""
 
-    def __init__(self, worker: Worker, policy: Policy) -> None:
-        super().__init__(worker, policy)
-        self._steps = 0
-        self._weight = 0.0  # of the step that runs
-
     def outer_optimizer(self) -> optim.Optimizer:
         return optim.SGD(lr=1.0)
 
     def before(self, one: Stepped) -> None:
         # The force is that of before the local step.
-        if one is self.stepped[0] and self._steps >= self._payload.period:
-            self._pull_together()
-        share = self.begin(one)
-        self._weight = self.policy.commit_weight(share.weight)
-        self.push_rows(one, share)
+        if one.steps >= self._payload.period:
+            self.exchange([one])
+        super().before(one)
 
     def after(self, one: Stepped) -> None:
-        if one is self.stepped[-1]:
-            self._steps += 1
-            self.worker.advance(weight=self._weight)
+        one.steps += 1
+        self.worker.advance(weight=1.0)
 
-    def end_pass(self) -> None:
-        if self._steps:
-            self._pull_together()
-
-    def refresh(self) -> None:
-        self.pull_dense()
-
-    def _pull_together(self) -> None:
-        self._steps = 0
+    def exchange(self, stepped: Sequence[Stepped]) -> None:
         alpha = self.policy.alpha(self.worker.world_size)
         pushes: list[PushItem] = []
         moves: list[tuple[Dense, FlatFloats]] = []
-        for dense in self.dense:
+        for dense in (dense for one in stepped for dense in one.dense):
             tensor = self.tensors[id(dense.parameter)]
             force = alpha * (flat(dense.parameter) - tensor.pull())
             pushes.append((tensor, None, -force, None))
@@ -191,7 +173,7 @@ class Elastic(_OuterSteps):
         self.push(pushes)
         for dense, force in moves:
             dense.parameter.data -= torch.from_numpy(force).view(dense.parameter.shape)
-        self.forget_state()
+        self.exchanged(stepped)
 
 
 class Downpour(_LocalSteps):
@@ -201,7 +183,6 @@ class Downpour(_LocalSteps):
 
     def __init__(self, worker: Worker, policy: Policy) -> None:
         super().__init__(worker, policy)
-        self._steps = 0
         self._sums: dict[int, FlatFloats] = {}
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
@@ -209,7 +190,11 @@ class Downpour(_LocalSteps):
             check_twin(one.optimizer)
             self.open_tensors([(dense, twin_of(one.optimizer, dense.group)) for dense in one.dense])
         self.stepped.extend(stepped)
-        self.pull_dense()
+        self.pull_dense([dense for one in stepped for dense in one.dense])
+
+    def drop(self, dense: Sequence[Dense]) -> None:
+        for entry in dense:
+            self._sums.pop(id(entry.parameter), None)
 
     def before(self, one: Stepped) -> None:
         share = self.begin(one)
@@ -221,26 +206,21 @@ class Downpour(_LocalSteps):
         self.push_rows(one, share)
 
     def after(self, one: Stepped) -> None:
-        if one is not self.stepped[-1]:
-            return
-        self._steps += 1
-        if self._steps % self._payload.push_every == 0:
-            self._push_sums()
+        one.steps += 1
+        if one.steps % self._payload.push_every == 0:
+            self._push_sums(one.dense)
         self.worker.advance(weight=1.0)
-        if self._steps % self._payload.fetch_every == 0:
-            self.pull_dense()
+        self.mark(one.dense)
+        if one.steps % self._payload.fetch_every == 0:
+            self.pull_dense(one.dense)
 
     def end_pass(self) -> None:
-        self._push_sums()
+        self._push_sums(self.dense)
 
-    def refresh(self) -> None:
-        self.pull_dense()
-
-    def _push_sums(self) -> None:
+    def _push_sums(self, among: Sequence[Dense]) -> None:
         pushes: list[PushItem] = [
-            (self.tensors[id(dense.parameter)], None, self._sums[id(dense.parameter)], dense.lr)
-            for dense in self.dense
+            (self.tensors[id(dense.parameter)], None, self._sums.pop(id(dense.parameter)), dense.lr)
+            for dense in among
             if id(dense.parameter) in self._sums
         ]
-        self._sums.clear()
         self.push(pushes, self.policy)

@@ -6,6 +6,7 @@ import atexit
 import os
 from collections.abc import Callable
 
+import torch
 import torch.distributed
 
 from shoal.collective.group import Group, Lone, ThreadGroup, open_group
@@ -108,7 +109,7 @@ def local_workers(
     """
     policy = as_policy(sync)
     store = client or connect("memory://")
-    token = object()
+    shared: dict[int, torch.Tensor] = {}
     groups = ThreadGroup.make(count, wait_s)
 
     def maker(rank: int) -> Callable[[], Worker]:
@@ -120,7 +121,7 @@ def local_workers(
                 world_size=count,
                 group=Lone(),
                 batch=batch,
-                threads=token,
+                threads=shared,
                 wait_s=wait_s,
             )
             worker.group = Meeting(worker, groups[rank])

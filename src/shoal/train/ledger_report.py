@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal import optim
+from shoal.errors import BadInput
 from shoal.store.client import Client
 from shoal.store.rounds import Rounds
 from shoal.store.table import Table
@@ -49,6 +50,15 @@ class LedgerReport:
     def report(self, epoch: int | None = None) -> PassReport:
         """What became of the units of one pass; of the one that ended last if none is named."""
         epoch = self.last if epoch is None else epoch
+        if (report := self.find(epoch)) is None:
+            raise BadInput(
+                f"the ledger knows nothing of pass {epoch}: it was never begun, or is forgotten (the latest "
+                f"8 are kept). The one that ended last is {self.last}"
+            )
+        return report
+
+    def find(self, epoch: int) -> PassReport | None:
+        """The report of a pass; None if it was never begun, or is forgotten."""
         found = self._rounds.report(epoch)
         used = {int(times): int(units) for times, units in found["used"].items()}
         by_rank = {int(rank): int(units) for rank, units in found["by_rank"].items()}
@@ -58,7 +68,9 @@ class LedgerReport:
             rows = self._streams().pull(keys).astype(np.int64) @ np.array(
                 [[1, 0], [_EXACT, 0], [0, 1], [0, _EXACT]]
             )
-            units = int(rows[:, 0].max(initial=0))
+            if not rows.any():
+                return None
+            units = int(rows[:, 0].max()) - 1
             by_rank = {rank: int(row[1]) for rank, row in zip(by_rank, rows, strict=True)}
             done = sum(by_rank.values())
             used = {times: count for times, count in ((0, units - done), (1, done)) if count}
@@ -66,6 +78,7 @@ class LedgerReport:
 
     def streamed(self, epoch: int, batches: int, used: int) -> None:
         """This worker has come to the end of a stream of so many batches, of which it has used these."""
+        batches += 1  # a row of zeros was never written
         row = [batches % _EXACT, batches // _EXACT, used % _EXACT, used // _EXACT]
         self._streams().assign([epoch * _RANKS + self._rounds.rank], np.array([row], np.float32))
 

@@ -33,11 +33,15 @@ _LIFE = 0  # the topic of a worker's life itself
 class Noticeboard:
     """The notes of one job's workers, as worker `rank` sees them. Made before it joins the job's rounds."""
 
-    def __init__(self, client: Client, rank: int, workers: int) -> None:
-        self._rank, self._workers = rank, workers
+    def __init__(self, client: Client, rank: int) -> None:
+        self._rank = rank
         self._table = client.table(TABLE, dim=_DIM, optimizer=optim.SGD(lr=1.0))
         self._life = 1 + secrets.randbelow(_EXACT - 1)
-        self._table.assign([_key(rank, _LIFE)], _row(self._life))
+        self.announce()
+
+    def announce(self) -> None:
+        """Put this worker's life down; again where the table was replaced by that of a checkpoint."""
+        self._table.assign([_key(self._rank, _LIFE)], _row(self._life))
 
     def post(self, topic: int, text: str) -> None:
         """Replace this worker's note on a topic (1 to 65,535)."""
@@ -61,7 +65,7 @@ class Noticeboard:
         own = _digest(text.encode()[:_TEXT_BYTES_MAX])
         for rank, life, head in zip(others, lives, heads, strict=True):
             if head[0] == life[0] != 0 and tuple(map(int, head[2:4])) != own:
-                note = self._text(rank, topic)
+                note = self.text(rank, topic)
                 if note is not None and note != text:
                     yield rank, note
 
@@ -84,12 +88,14 @@ class Noticeboard:
     def note(self, rank: int, topic: int) -> str | None:
         """What the worker of that rank has posted on the topic in this life, if anything."""
         life, head = self._table.pull([_key(rank, _LIFE), _key(rank, topic)])
-        return self._text(rank, topic) if head[0] == life[0] != 0 else None
+        return self.text(rank, topic) if head[0] == life[0] != 0 else None
 
-    def _text(self, rank: int, topic: int) -> str | None:
-        """A note that is whole: its writer may be replacing it just now. None if it never is."""
+    def text(self, rank: int, topic: int) -> str | None:
+        """A note of any life that is whole: its writer may be replacing it just now. None if it never is."""
         for _ in range(_TRIES):
             head = self._table.pull([_key(rank, topic)])[0]
+            if not head.any():
+                return None
             length = int(head[1])
             keys = [_key(rank, topic, 1 + at) for at in range(-(-length // _DIM))]
             values = self._table.pull(keys).reshape(-1) if keys else np.zeros(0, np.float32)

@@ -69,6 +69,7 @@ class Stepped:
     clip: RoundClip = field(default_factory=RoundClip)
     settings: list[list[Any]] = field(default_factory=list)  # of the groups, as the servers have them
     reduction: str = "mean"  # what the loss is of its samples' losses: "mean" or "sum"
+    steps: int = 0  # made here since the model was exchanged; of downpour in all
     _hidden: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = field(default_factory=list)
 
     @property

@@ -56,11 +56,14 @@ class Passes:
         self._got = 0  # batches of this pass
         self._gradients: list[tuple[torch.Tensor | None, int]] = []  # before this pass
         self._last: Drawn | None = None  # that no step has used
+        # What others are told of: a batch, the steps made with it, whose was the last.
+        self._tells: tuple[int, int, int] | None = None
         self._told = ""  # by worker 0
         self._again = -1  # the pass that was read and not leased, and so cannot be leased any more
         self._runs = (-1, 0)  # of which pass, and how many before this one
         self._reads = (-1, 0)  # in which part of the script, and how many in it
         self._counts = True
+        self._used = self._broken = -1  # the last pass that was stepped with, and the last that was left
         self._handed_out = False  # whether leases went to a loop that only read
         self.uncounted: BadInput | None = None  # why a batch of UNKNOWN samples has so many
         self._trains = False  # whether a pass over this loader was one of training
@@ -79,6 +82,7 @@ class Passes:
             on_unit=self._on_unit,
             on_pass=self._on_pass,
             on_over=self._on_over,
+            on_break=self._on_break,
             on_batch=None if rows is None else rows.hand,
             ahead=rows.see if rows is not None and prefetch else None,
             on_first=self._on_first,
@@ -87,11 +91,23 @@ class Passes:
             count=self._samples_in,
         )
         # Who replaces a worker that died does not train again what is done.
-        first, done = worker.rounds.resume(self._first)
+        first, done = self._resume()
         self.begins = first - self._first
         self.loader.set_start(self.begins, done)
         for epoch in range(self._first, first):
             worker.report_pass(epoch)
+
+    def _resume(self) -> tuple[int, list[int]]:
+        """The pass that is to be gone on with, and what of it is done. One that was left by a `break` is over
+        once a later one was begun, though the ledger does not know it.
+        """
+        rounds = self._worker.rounds
+        first, done = rounds.resume(self._first)
+        while True:
+            later, later_done = rounds.resume(first + 1)
+            if later == first + 1 and not rounds.report(later)["units"]:
+                return first, done
+            first, done = later, later_done
 
     # A loop begins.
 
@@ -124,7 +140,7 @@ class Passes:
         self._runs = (epoch, before + 1 if epoch == last else 0)
         self._agree_on_order(epoch)
         self._steps, self._got, self._gradients = worker.steps_made, 0, worker.gradients()
-        self._last, self._told, self._counts = None, "", True
+        self._last, self._tells, self._told, self._counts = None, None, "", True
         cut = worker.rounds.open_pass(self._first + epoch, batches, split=self._split, fixed=self._static)
         self._batches, self._cut = batches, cut
         worker.resized(cut)
@@ -164,20 +180,39 @@ class Passes:
 
     def _on_unit(self, epoch: int, unit: int, samples: int) -> None:
         worker = self._worker
+        self._is_done()
         if unit != NO_UNIT:
             drawn = Drawn(self, self._first + epoch, unit, samples, self.loader.global_samples)
             worker.drew(drawn)
             self._last = drawn
         if samples:
             self._got += 1
-        elif self._joins_step(unit if unit != NO_UNIT else self._batches):
-            worker.abstain()
+        else:
+            self._does_as_others(unit if unit != NO_UNIT else self._batches)
 
     def steps(self, drawn: Sequence[Drawn]) -> None:
-        """An optimizer steps with these units of the pass."""
+        """Units of the pass are stepped with for the first time."""
         self._check_leases()
         self._gradients, self._last = [], None
-        self._tell(drawn[-1], "steps")
+        self._used = drawn[-1].epoch - self._first
+        if self._used == self._broken:  # the step comes behind the loop
+            self._on_over(self._used)
+        row = self._row_of_few(drawn[-1])
+        self._tells = None if row is None else (row, 0, 0)
+
+    def stepping(self, optimizer: int) -> None:
+        """This optimizer steps with what was drawn last, now or before."""
+        if self._tells:
+            row, made, _ = self._tells
+            self._tells = (row, made + 1, optimizer)
+            self._post(row, "steps", made + 1, optimizer)
+
+    def _is_done(self) -> None:
+        """No more steps are made with what was drawn last."""
+        if self._tells:
+            row, made, optimizer = self._tells
+            self._post(row, "rests", made, optimizer)
+            self._tells = None
 
     def _check_leases(self) -> None:
         if self._handed_out:
@@ -187,25 +222,28 @@ class Passes:
                 f"evaluate under torch.no_grad(){'' if self._drops else ', or in model.eval()'}"
             )
 
-    def _joins_step(self, unit: int) -> bool:
-        """Whether this worker takes part in a step for which it has no batch."""
+    def _does_as_others(self, unit: int) -> None:
+        """Takes part in the steps with a batch of which this worker has nothing."""
         worker = self._worker
         if self._static and self.loader.stream_batches is None and worker.board is not None:
-            return self._asks(unit) == "steps"
+            made = 0
+            while (optimizer := self._asks(unit, made)) is not None:
+                worker.abstain([optimizer], anew=made == 0)
+                made += 1
         # Where units are leased nobody waits for it: what it has accumulated goes with a later step.
-        return self._training and (self._static or not worker.accumulates)
+        elif self._training and (self._static or not worker.accumulates):
+            worker.abstain(range(len(worker.optimizers)))
 
-    def _tell(self, last: Drawn, does: str) -> None:
-        """Worker 0: what it does after a batch of which others have nothing."""
+    def _row_of_few(self, last: Drawn) -> int | None:
+        """The number of a batch, if others have nothing of it."""
         row = last.unit // self._cut
-        nothing = last.global_samples < self._cut if self._split else row == self._batches // self._cut
-        if nothing:
-            self._post(row, does)
+        few = last.global_samples < self._cut if self._split else row == self._batches // self._cut
+        return row if few else None
 
-    def _post(self, row: int, does: str) -> None:
+    def _post(self, row: int, does: str, made: int = 0, optimizer: int = 0) -> None:
         asked = self._static and self.loader.stream_batches is None
         if asked and self._worker.rank == 0 and self._worker.board is not None:
-            self._worker.board.post(self._topic + 2, f"{self._run} {row} {does}")
+            self._worker.board.post(self._topic + 2, f"{self._run} {row} {does} {made} {optimizer}")
 
     @property
     def _run(self) -> int:
@@ -213,22 +251,31 @@ class Passes:
         epoch, before = self._runs
         return (epoch << 20) + before
 
-    def _asks(self, unit: int) -> str:
-        """What worker 0 does with the batch of this unit: it steps, or it rests, or it only reads."""
+    def _asks(self, unit: int, made: int) -> int | None:
+        """What worker 0 does with the batch of this unit after so many steps: the number of the optimizer
+        that steps next; None once it rests, or only reads, or has gone on.
+        """
         worker, row = self._worker, unit // self._cut
 
-        def ask(seconds: float) -> str:
+        def ask(seconds: float) -> int | None:
             until = monotonic() + seconds
             while True:
                 assert worker.board is not None
-                said = (worker.board.note(0, self._topic + 2) or "-1 0 nothing").split()
-                run, at, does = int(said[0]), int(said[1]), said[2]
-                if run == self._run and at == row:
+                said = (worker.board.note(0, self._topic + 2) or "-1 0 nothing 0 0").split()
+                run, at, does, steps, optimizer = (
+                    int(said[0]),
+                    int(said[1]),
+                    said[2],
+                    int(said[3]),
+                    int(said[4]),
+                )
+                here = (run, at) == (self._run, row)
+                if here and steps > made:
                     self._told = does
-                    return does
-                if (run, at) > (self._run, row):
+                    return optimizer
+                if (here and does != "steps") or (run, at) > (self._run, row):
                     self._told = does if run == self._run else "reads"
-                    return "rests"
+                    return None
                 if monotonic() > until:
                     raise Timeout(f"worker 0 has not said what it does with batch {row}")
                 sleep(_LOOK_EVERY_S)
@@ -257,10 +304,11 @@ class Passes:
     def _end(self, rank: int, epoch: int) -> bool:
         """All that is this worker's, or can be leased now, is trained."""
         training = self._training
-        if self._last is not None:
-            self._tell(self._last, "rests" if training else "reads")
+        if self._last is not None and (row := self._row_of_few(self._last)) is not None:
+            self._post(row, "rests" if training else "reads")
         elif self._got == 0:  # an earlier life of it had all: whoever asks asks for what is over
             self._post(_OVER, "rests")
+        self._is_done()
         if training:
             return self._finish(epoch)
         self._worker.forget(self._first + epoch)
@@ -276,6 +324,13 @@ class Passes:
         if self._counts and self._trains:  # what is only read is no epoch
             self._worker.epoch = max(self._worker.epoch, epoch + 1)
         return self._counts
+
+    def _on_break(self, epoch: int) -> None:
+        self._broken = epoch
+        self._is_done()
+        self._worker.leaves_loop()
+        if self._used == epoch:
+            self._on_over(epoch)
 
     def _on_over(self, epoch: int) -> None:
         self._worker.epoch = max(self._worker.epoch, epoch + 1)

@@ -5,7 +5,7 @@ Model and optimizer stay the same objects, changed in place; loaders are wrapped
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,20 +129,25 @@ def _prepare_training(
         one.reduction = reduction
         _hook(worker, worker.strategy, one)
         worker.optimizers.append(one.optimizer)
-    for model in models:
-        model.register_load_state_dict_post_hook(_loaded(worker))  # type: ignore[no-untyped-call]
+    for module in (module for model in models for module in model.modules()):
+        module.register_load_state_dict_post_hook(_Loaded(worker))  # type: ignore[no-untyped-call]
     worker.models += models
     worker.model_names = leading
     worker.begin()
 
 
-def _loaded(worker: Worker) -> Callable[[torch.nn.Module, Any], None]:
-    def loaded(model: torch.nn.Module, keys: Any) -> None:
-        # A copy of the model has this hook, too, and parameters that nobody knows.
-        if worker.strategy is not None and any(model is known for known in worker.models):
-            worker.strategy.loaded(model)
+class _Loaded:
+    """The hook of a module whose parameters the job knows; that of a copy or a pickle knows no job."""
 
-    return loaded
+    def __init__(self, worker: Worker | None = None) -> None:
+        self._worker = worker
+
+    def __call__(self, module: torch.nn.Module, keys: Any) -> None:
+        if self._worker is not None and self._worker.strategy is not None:
+            self._worker.strategy.loaded(module)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Loaded, ()
 
 
 def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> None:

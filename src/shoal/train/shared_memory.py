@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["share_memory"]
 
-_of_threads: dict[tuple[int, int], torch.Tensor] = {}
-
 
 def share_memory(worker: Worker, dense: Sequence[Dense], number: int) -> None:
     """Put `dense` where every worker of this job sees it: in memory `number`, at first rank 0's values.
@@ -45,11 +43,10 @@ def share_memory(worker: Worker, dense: Sequence[Dense], number: int) -> None:
 
 def _memory(worker: Worker, values: FlatFloats, number: int) -> torch.Tensor:
     if worker.threads is not None:
-        key = (id(worker.threads), number)
         if worker.rank == 0:
-            _of_threads[key] = torch.from_numpy(values)
+            worker.threads[number] = torch.from_numpy(values)
         worker.barrier()
-        return _of_threads[key]
+        return worker.threads[number]
     if worker.job is None:
         raise BadInput(
             "hogwild needs a directory that the workers of this host share: start them with `shoal run`"

@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from shoal.errors import BadInput
 from shoal.nn.module import row_gradients
 from shoal.store.many import PullItem, PushItem, pull_many, push_many
 from shoal.store.tensor import Tensor
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Strategy"]
 
+# In which all values are looked at. Scripts that change parameters by hand do it from the first step on.
+_EARLY_STEPS = 3
+
 
 class Strategy(ABC):
     """Common ground: the rows of tables always go to the servers, after every step."""
@@ -42,6 +47,7 @@ class Strategy(ABC):
         self.stepped: list[Stepped] = []
         self.tensors: dict[int, Tensor] = {}  # by id of the parameter
         self.batch_rows: list[BatchRows] = []  # told of what is pushed
+        self._marks: dict[int, tuple[int, int | None]] = {}  # of parameters, as Shoal left them
 
     # What a strategy is made of.
 
@@ -55,6 +61,9 @@ class Strategy(ABC):
 
     def after(self, one: Stepped) -> None:  # noqa: B027 - optional
         """The optimizer has stepped (or did nothing, where it runs at the servers)."""
+
+    def drop(self, dense: Sequence[Dense]) -> None:  # noqa: B027 - optional
+        """These parameters are given other values: what was to be sent of their old ones is void."""
 
     def end_pass(self) -> None:  # noqa: B027 - optional
         """All steps of the pass are made by this worker: hand in what is still here."""
@@ -84,21 +93,63 @@ class Strategy(ABC):
             tensor = client.tensor(dense.name, flat(dense.parameter), optimizer=optimizer, retune=retune)
             self.tensors[id(dense.parameter)] = tensor
 
-    def loaded(self, model: torch.nn.Module) -> None:
-        """`load_state_dict` gave the model other values: they are those of the servers from now on."""
-        tickets = [
-            tensor.assign_async(flat(parameter))
-            for parameter in model.parameters()
-            if (tensor := self.tensors.get(id(parameter))) is not None
-        ]
-        for ticket in tickets:
+    def loaded(self, module: torch.nn.Module) -> None:
+        """`load_state_dict` gave this module other values: worker 0's are everybody's from now on."""
+        own = {id(parameter) for parameter in module.parameters(recurse=False)} & self.tensors.keys()
+        dense = [entry for entry in self.dense if id(entry.parameter) in own]
+        if not dense:
+            return
+        self.drop(dense)
+        self.worker.barrier()  # steps that others still make are of before
+        if self.worker.rank == 0 and self.worker.comes_first():
+            self.assign(dense)
+        self.worker.barrier()
+        self.pull_dense(dense)
+
+    def assign(self, dense: Sequence[Dense]) -> None:
+        """Make what these parameters hold here the servers' values."""
+        for ticket in [self.tensors[id(d.parameter)].assign_async(flat(d.parameter)) for d in dense]:
             ticket.wait()
 
-    def pull_dense(self) -> None:
-        """Write the servers' values into the parameters, in place."""
+    def mark(self, dense: Sequence[Dense]) -> None:
+        """Remember these parameters as they are: what differs later was changed by the script."""
+        early = self.worker.steps_made < _EARLY_STEPS
+        for entry in dense:
+            self._marks[id(entry.parameter)] = (
+                entry.parameter._version,
+                _digest(entry.parameter) if early else None,
+            )
+
+    def _carry_changes(self) -> None:
+        """What the script changed in place since the last step (a clamp of weights), and the next pull would
+        undo, is the servers' too, where there is one worker. Of several each could have changed its own.
+        """
+        changed = []
+        for dense in self.dense:
+            version, digest = self._marks[id(dense.parameter)]
+            if dense.parameter._version != version:
+                changed.append(dense)
+            elif digest is not None and digest != _digest(dense.parameter):
+                raise BadInput(
+                    f"parameter {dense.name} was changed through .data, which nobody sees; change it under "
+                    f"torch.no_grad()"
+                )
+        if changed and self.worker.world_size > 1:
+            raise BadInput(
+                f"parameter {changed[0].name} was changed in place, outside of optimizer.step(). Under "
+                f"{self.policy} it lies at the servers, and what a worker changes alone would be undone. "
+                f"Change it before prepare, or by load_state_dict on all workers, or take a sync word whose "
+                f"parameters lie on the workers, such as allreduce"
+            )
+        self.drop(changed)
+        self.assign(changed)
+
+    def pull_dense(self, among: Sequence[Dense] | None = None) -> None:
+        """Write the servers' values into these parameters (or all), in place."""
         direct: list[tuple[Dense, FlatFloats]] = []
         pulls: list[PullItem] = []
-        for dense in self.dense:
+        among = self.dense if among is None else among
+        for dense in among:
             memory = _memory(dense.parameter)
             direct.append((dense, memory))
             pulls.append((self.tensors[id(dense.parameter)], None, memory))
@@ -106,6 +157,7 @@ class Strategy(ABC):
         for dense, memory in direct:
             if not _aliases(dense.parameter):
                 dense.parameter.data.copy_(torch.from_numpy(memory).view(dense.parameter.shape))
+        self.mark(among)
 
     def begin(self, one: Stepped) -> Share:
         """What the step is made of. Gradients are then those of a mean loss, as autocast did not scale them;
@@ -119,7 +171,9 @@ class Strategy(ABC):
             one.hide_gradients()
             share.weight = 0.0
             return share
-        if self.policy.dense_home != "server":  # the store looks at what it is sent
+        if self.policy.dense_home == "server":  # the store looks at what it is sent
+            self._carry_changes()
+        else:
             check_finite(one)
         if one.reduction == "sum" and share.samples:
             # As if the mean of this part were that of the whole batch, whose sum it then stands for.
@@ -193,6 +247,10 @@ def _unscale(optimizer: torch.optim.Optimizer) -> float | None:
     if found is not None and float(found) > 0:
         return None
     return 1.0 if scale is None else 1.0 / float(scale)
+
+
+def _digest(parameter: torch.nn.Parameter) -> int:
+    return int(flat(parameter).view(np.uint32).sum(dtype=np.uint64))
 
 
 def _aliases(parameter: torch.nn.Parameter) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -23,9 +23,9 @@ from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
 from shoal.train.clip import LocalClip, round_clip
-from shoal.train.environment import WORKERS_MAX
 from shoal.train.fixed import Fixed
 from shoal.train.history import History
+from shoal.train.kept_state import KeptState
 from shoal.train.ledger_report import LedgerReport
 from shoal.train.noticeboard import Noticeboard
 from shoal.train.progress import DataUse, ProgressReport, read_trust
@@ -45,8 +45,6 @@ __all__ = ["Worker"]
 
 # Passes above this number are no passes over data: they are the barriers that scripts ask for, by epoch.
 _BARRIERS, _BARRIERS_AN_EPOCH = 1 << 60, 1 << 20
-# Calls of `mean` are told apart by a number that a float32 holds.
-_CALLS = 1 << 24
 _STALENESS_EVERY_S = 1.0
 _LINES_MAX = 12
 
@@ -65,7 +63,7 @@ class Worker:
         job: Path | None = None,
         batch: str = "split",
         seed: int = 0,
-        threads: object | None = None,
+        threads: dict[int, torch.Tensor] | None = None,  # memories that they share
         wait_s: float = WAIT_S,
         straggler: str | None = None,
         history: bool = False,
@@ -80,11 +78,13 @@ class Worker:
         self.seed = seed
         self.threads = threads
         # First: who sees this worker in the rounds shall find its notes.
-        self.board = Noticeboard(client, rank, world_size) if world_size > 1 else None
+        self.board = Noticeboard(client, rank) if world_size > 1 else None
         self.rounds = Rounds(client, rank, world_size)
         self.step = self.rounds.open(**policy.core_spec(world_size))
         self.epoch = 0
-        self.state: dict[str, Any] = {}
+        self.state = KeptState(self)
+        if self.step:  # in the place of another, or from a checkpoint
+            self.state.bring_back()
         self.progress = ProgressReport(job, rank=rank)
         self.waits = Waits(self.rounds, self.progress, wait_s)
         self.ledger = LedgerReport(self.rounds, client)
@@ -109,8 +109,10 @@ class Worker:
         self._abstains = False
         self._loops = 0  # over passes that were made: what follows one is no part of its last epoch
         self._barriers = (0, 0)  # of which part of the script, and how many in it
-        self._taken = Share()
-        self._takers: set[int] = set()  # ids of the optimizers that have stepped with it
+        self._turn = False  # of the rows in which `mean` is told
+        self._taken: Share | None = None  # by the last step, if anything is known of it
+        self._sources: set[Passes] = set()  # of what it was made of
+        self._left = False  # whether the loop that drew was left by a `break`
         before = self.progress.value  # of an earlier life, with its clock
         pace = self.step / before.clock if before.clock else 1.0
         self.schedules = Schedules([round(moved * pace) for moved in before.schedules])
@@ -182,36 +184,47 @@ class Worker:
             raise BadInput(f"worker.mean: weight is {weight!r}; it must be a number, at least 0")
         if self.world_size == 1:
             return float(value)
-        table = self._means
-        # A row for each worker, in two banks by turns: a worker can be one call ahead of another, not two.
-        part, before = self._barriers if self._barriers[0] == self.part else (self.part, 0)
-        call = (part * _BARRIERS_AN_EPOCH + before + 1) % _CALLS
-        everybody = range(len(self.rounds.state()["phases"]))  # also those who have come since the pass began
-        bank = [before % 2 * WORKERS_MAX + rank for rank in everybody]
-        table.assign([bank[self.rank]], np.array([[value, weight, call]], np.float32))
+        # Two rows for each worker, by turns: a worker can be one call ahead of another, not two.
+        self._turn = not self._turn
+        call = np.array([self.part, self._barriers_before], np.float32)
+        self._means.assign([2 * self.rank + self._turn], np.array([[value, weight, *call]], np.float32))
+        everybody = len(self.rounds.state()["phases"])  # also those who have come since the pass began
         self.barrier()
-        rows = table.pull(bank).astype(np.float64)
-        values, weights, calls = rows.T
-        weights = weights * (calls == call)  # without those that have left
+        rows = self._means.pull(range(2 * everybody)).astype(np.float64)
+        values, weights = rows[:, 0], rows[:, 1] * (rows[:, 2:] == call).all(1)  # of this call alone
         return float((values * weights).sum() / weights.sum()) if weights.any() else math.nan
 
     @cached_property
     def _means(self) -> Table:
         # Opened once: the coordinator may be away later.
-        return self.client.table("shoal.means", dim=3, optimizer=optim.SGD(lr=1.0))
+        return self.client.table("shoal.means", dim=4, optimizer=optim.SGD(lr=1.0))
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
         # Counted in each epoch, so that a worker that is started again meets the others.
-        part, before = self._barriers if self._barriers[0] == self.part else (self.part, 0)
-        self._barriers = (part, before + 1)
-        if self.world_size == 1:
+        number, name = self._next_barrier, f"barrier {self._barriers_before + 1} of epoch {self.epoch}"
+        self._barriers = (self.part, self._barriers_before + 1)
+        self.state.keep()
+        if self.has_own_store:
             return
-        number = _BARRIERS + part * _BARRIERS_AN_EPOCH + before + 1
         with self.waiting():
-            step = self.waits.end_of_pass(number, f"barrier {before + 1} of epoch {self.epoch}")
+            step = self.waits.end_of_pass(number, name)
         assert step is not None, "a barrier has no units that could come back"
         self.goes_on(step)
+
+    @property
+    def _barriers_before(self) -> int:
+        """In this part of the script."""
+        part, before = self._barriers
+        return before if part == self.part else 0
+
+    @property
+    def _next_barrier(self) -> int:
+        return _BARRIERS + self.part * _BARRIERS_AN_EPOCH + self._barriers_before + 1
+
+    def comes_first(self) -> bool:
+        """Whether the next barrier was not passed yet: an earlier life of this worker may have been there."""
+        return self.rounds.resume(self._next_barrier)[0] == self._next_barrier
 
     @property
     def part(self) -> int:
@@ -240,6 +253,7 @@ class Worker:
                 f"checkpoint holds what lies at servers. Save model.state_dict() on rank 0, and the tables "
                 f"with worker.client.save"
             )
+        self.state.keep()
         return self.client.save(url)
 
     def load(self, url: str) -> str:
@@ -249,6 +263,9 @@ class Worker:
         """
         name = self.client.load(url) if self.rank == 0 else ""
         self.barrier()
+        if self.board is not None:
+            self.board.announce()
+        self.state.bring_back()
         if self.strategy is not None:
             self.strategy.refresh()
             self.fixed.refresh()
@@ -269,19 +286,29 @@ class Worker:
 
     def drew(self, drawn: Drawn) -> None:
         """A batch was handed to the loop, or an empty part was passed over."""
+        if self._left:
+            self._drawn, self._left = [], False
         self._drawn.append(drawn)
 
+    def leaves_loop(self) -> None:
+        """By a `break`: what was drawn is for a step that follows it, and if there is none, for nobody."""
+        self._left = True
+
     def take_share(self, optimizer: torch.optim.Optimizer) -> Share:
-        """What the step of this optimizer was made of; those that step with the same batch have the same."""
-        again = not self._takers or id(optimizer) in self._takers
-        if again or self._drawn or self._weight is not None:
-            for passes in {one.passes for one in self._drawn}:
+        """What a step is made of; all steps with the same batches have the same."""
+        share = self._taken
+        if share is None or self._drawn or self._weight is not None:
+            if self._drawn:
+                self._sources = {one.passes for one in self._drawn}
+            for passes in self._sources if self._drawn else ():
                 passes.steps([one for one in self._drawn if one.passes is passes])
+            known = bool(self._drawn) or self._weight is not None or self._abstains
             share = self._end_share(self._weight)
             share.weight, self._weight = share.samples if self._weight is None else self._weight, None
-            self._taken, self._takers = share, set()
-        self._takers.add(id(optimizer))
-        return replace(self._taken)
+            self._taken = share if known else None
+        for passes in self._sources:
+            passes.stepping(self.optimizers.index(optimizer))
+        return replace(share)
 
     def _end_share(self, said: float | None) -> Share:
         """What was drawn is done. `said`: how many samples that was, where nothing else says it."""
@@ -303,7 +330,9 @@ class Worker:
     def finish_share(self) -> None:
         """The pass ends behind batches that no step used: they are done, and make no update of their own."""
         if self._drawn:
-            self._end_share(said=0.0)
+            share = self._end_share(said=0.0)
+            # A step behind the loop may still be made of them.
+            self._taken = replace(share, weight=share.samples) if share.global_samples else None
             self.advance(weight=0.0)
 
     def forget(self, epoch: int) -> None:
@@ -336,16 +365,18 @@ class Worker:
         """Whether there were batches since the last step."""
         return any(one.samples for one in self._drawn)
 
-    def abstain(self) -> None:
-        """Take part in a step without its batch, of which this worker's part was empty: with what was
-        accumulated before it, or else with nothing.
+    def abstain(self, numbers: Iterable[int], *, anew: bool = True) -> None:
+        """Take part in steps of these optimizers without their batch, of which this worker's part was empty:
+        with what was accumulated before it, or else with nothing. `anew`: they are the first with it.
         """
-        assert self.strategy is not None
+        has_some = self.accumulates or not (anew or self._taken is None or self._taken.samples == 0)
         self._abstains = True
-        optimizers = [one.optimizer for one in self.strategy.stepped]
+        if anew:
+            self._taken = None
+        optimizers = [self.optimizers[number] for number in numbers]
         try:
             for optimizer in optimizers:
-                if not self.accumulates:
+                if not has_some:
                     optimizer.zero_grad()
             for optimizer in optimizers:
                 optimizer.step()
@@ -356,6 +387,7 @@ class Worker:
 
     def advance(self, weight: float, lr: float = math.nan, clip: float = 0.0) -> Advanced:
         """End the step: wait until the next may begin."""
+        self.state.keep()
         units, self._units = self._units, []
         if self.policy.clock.meets:
             weight *= self.trust
@@ -389,8 +421,8 @@ class Worker:
         """A pass is over everywhere: worker 0 shows how its data was used."""
         self.ledger.last = epoch
         so_far = self.progress.value.data or DataUse()
-        if self.job is not None and self.rank == 0 and not so_far.has(epoch):
-            ended = self.ledger.report(epoch)
+        told = self.job is None or self.rank != 0 or so_far.has(epoch)
+        if not told and (ended := self.ledger.find(epoch)):
             self.progress.update(data=so_far.and_a_pass(epoch, ended.units, ended.used))
 
     def resized(self, workers: int) -> None:
@@ -399,7 +431,7 @@ class Worker:
             return
         self.world_size = self.rounds.workers = workers
         if self.board is None:
-            self.board = Noticeboard(self.client, self.rank, workers)
+            self.board = Noticeboard(self.client, self.rank)
 
     def agree(self, topic: int, text: str) -> Iterator[tuple[int, str]]:
         """Tell the others `text`; gives those who have said something else on the topic, and what."""
