@@ -109,7 +109,7 @@ class Regroup(Group):
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         if worker.board is None:
-            worker.board = Noticeboard(worker.client, worker.rank, worker.world_size)
+            worker.board = Noticeboard(worker.client, worker.rank)
         self._board = worker.board
         self._group: Group = Lone()
         self._store: Store | None = None  # kept: the leader's serves the others
