@@ -164,7 +164,7 @@ def _keep_memory() -> None:
     if hasattr(libc, "mallopt"):
         for option, size in ((_M_TRIM_THRESHOLD, 256 << 20), (_M_MMAP_THRESHOLD, 32 << 20)):
             if not libc.mallopt(option, size):
-                _log.warning("mallopt(%d, %d) was refused", option, size)
+                _log.debug("mallopt(%d, %d) was refused", option, size)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
