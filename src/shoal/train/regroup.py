@@ -16,7 +16,6 @@ the round. Nobody waits without an end.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from shoal.collective.group import Broken, GlooGroup, Group, Lone
 from shoal.errors import Timeout, Unavailable
 from shoal.train.noticeboard import Noticeboard
+from shoal.train.state_bytes import from_bytes, to_bytes
 from shoal.train.waits import doing
 
 if TYPE_CHECKING:
@@ -351,9 +351,7 @@ class Regroup(Group):
         assert isinstance(group, GlooGroup)
         if at == donor:
             assert worker.strategy is not None
-            buffer = io.BytesIO()
-            torch.save(worker.strategy.state(), buffer)
-            data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+            data = torch.frombuffer(bytearray(to_bytes(worker.strategy.state())), dtype=torch.uint8)
             length = torch.tensor([len(data)])
             group.transfer([(values, other) for other in behind for values in (length, data)], [])
         else:
@@ -361,6 +359,6 @@ class Regroup(Group):
             group.transfer([], [(length, donor)])
             data = torch.empty(int(length), dtype=torch.uint8)
             group.transfer([], [(data, donor)])
-            self.given = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+            self.given = from_bytes(data.numpy().tobytes())
             if worker.strategy is not None:
                 worker.strategy.take(self.given)
