@@ -11,9 +11,9 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kOutBytesMax = 1 * 1024 * 1024;  // answers queued before a pull waits for its reader
-constexpr size_t kReadsMax = 32;
-constexpr size_t kWarmBytesMax = 5 * 1024 * 1024;  // larger buffers are not kept
+constexpr size_t kOutBytesMax = 1 * 1024 * 1024;      // answers queued before a pull waits for its reader
+constexpr auto kTurn = std::chrono::milliseconds(1);  // then others go first
+constexpr size_t kWarmBytesMax = 5 * 1024 * 1024;     // larger buffers are not kept
 constexpr size_t kDescriptorsMax = 16;
 constexpr auto kHandshakeTime = std::chrono::seconds(5);
 
@@ -88,7 +88,7 @@ void ServerConnection::finish(Header header) {
 }
 
 bool ServerConnection::on_ready() {
-  size_t reads = 0;
+  const auto until = Clock::now() + kTurn;
   for (;;) {
     closing_ = closing_ || !answer_frames();
     const Progress sent = send_some();
@@ -103,7 +103,7 @@ bool ServerConnection::on_ready() {
       continue;
     }
     // All that was read is answered: others may go first now. What is left wakes this connection again.
-    if (++reads > kReadsMax) {
+    if (Clock::now() > until) {
       return true;
     }
     switch (read_some()) {

@@ -71,6 +71,15 @@ bool Index::insert(int64_t key, uint64_t hash, uint32_t slot) {
   return true;
 }
 
+void Index::reserve(size_t keys) {
+  const uint64_t homes = keys / (kPerBucket * 4 / 5) + 1;
+  if (size_ != 0 || keys <= limit_ || homes > kHomesMax) return;
+  Buckets made;
+  if (!made.make(static_cast<uint32_t>(homes))) return;
+  now_ = std::move(made);
+  limit_ = limit_of(now_.homes);
+}
+
 // Keys that cluster at the very end can fill the spill buckets before the array is 80 % full. It takes
 // hashes chosen on purpose, or very bad luck: everything is moved at once into a larger array.
 bool Index::rebuild() {

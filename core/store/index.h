@@ -32,6 +32,10 @@ class Index {
   // Adds a key that is not present. False when memory is exhausted.
   [[nodiscard]] bool insert(int64_t key, uint64_t hash, uint32_t slot);
 
+  // Makes room for so many keys while there is none: whoever adds them in order of hash would otherwise fill
+  // one end of an array that is too small, where each key has all others before it. Without memory: nothing.
+  void reserve(size_t keys);
+
   size_t size() const { return size_; }
   size_t memory_bytes() const { return now_.bytes() + old_.bytes(); }
 

@@ -227,7 +227,18 @@ bool TableRows::read_image(size_t rows_max, ImagePage& page) {
   return next.has_value();
 }
 
+// Pages come in order of hashes: by how far the first one reaches, all of them together hold so many rows.
+void TableRows::make_room_by(const ImagePage& first) {
+  constexpr size_t kTellingRows = 256;
+  if (index_.size() != 0 || first.keys.size() < kTellingRows) return;
+  uint32_t last = 0;
+  for (const int64_t key : first.keys) last = std::max(last, static_cast<uint32_t>(hash_of(key)));
+  const double share = (static_cast<double>(last) + 1.0) / 4294967296.0;
+  index_.reserve(static_cast<size_t>(1.05 * static_cast<double>(first.keys.size()) / share));
+}
+
 bool TableRows::restore(const ImagePage& page) {
+  make_room_by(page);
   const size_t floats = row_floats();
   if (page.metas.size() != page.keys.size() || page.rows.size() != page.keys.size() * floats ||
       !resolve(page.keys)) {

@@ -74,6 +74,7 @@ class TableRows {
   bool restore(const ImagePage& page);
 
  private:
+  void make_room_by(const ImagePage& first);
   using Meta = RowMeta;
   struct Image {
     uint64_t cursor = 0;                           // of the index
