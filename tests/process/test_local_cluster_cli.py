@@ -133,7 +133,7 @@ def test_status_says_by_its_exit_code_that_a_server_is_missing() -> None:
     with shoal.LocalCluster(servers=2) as cluster:
         with cluster.connect() as client:
             client.table("items", dim=4, optimizer=shoal.optim.SGD(lr=1.0))
-        ask = ["status", cluster.address, "--timeout", "2"]
+        ask = ["status", cluster.address, "--timeout", "1"]
         assert run(*ask, SHOAL_TOKEN=cluster.token).returncode == 0
         os.kill(cluster.servers[1].pid, signal.SIGKILL)
         result = run(*ask, SHOAL_TOKEN=cluster.token)

@@ -48,6 +48,11 @@ def check_sums(found: list[dict[str, Any]]) -> None:
 
 
 def test_a_sum_that_a_death_broke_is_made_again_without_it(jobs: Jobs, tmp_path: Path) -> None:
+    check_sums(run(jobs, tmp_path, "allreduce", "0:5:sent"))
+
+
+@pytest.mark.soak
+def test_two_deaths_one_after_the_other(jobs: Jobs, tmp_path: Path) -> None:
     check_sums(run(jobs, tmp_path, "allreduce", "0:5:sent", "2:3:summing"))
 
 
