@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -51,8 +52,14 @@ class RequestBuilder {
   // `shared` may be null: then nothing is shared.
   RequestBuilder(PlacementPtr placement, std::shared_ptr<Arena> shared, std::shared_ptr<Arena> heap);
 
-  PlacementPtr placement() const { return placement_.load(); }
-  void set_placement(PlacementPtr placement) { placement_ = std::move(placement); }
+  PlacementPtr placement() const {
+    const std::lock_guard lock(mutex_);
+    return placement_;
+  }
+  void set_placement(PlacementPtr placement) {
+    const std::lock_guard lock(mutex_);
+    placement_.swap(placement);
+  }
   uint32_t shards() const { return static_cast<uint32_t>(versions_.size()); }
 
   // Where it goes by the placement of now: itself, or one request for each server that its shards are at,
@@ -108,7 +115,8 @@ class RequestBuilder {
   bool fill_pull_inline(const PullOperation& operation, const Grouped& grouped,
                         std::span<const uint32_t> frame_shards, Merger& merger, Request& request) const;
 
-  std::atomic<PlacementPtr> placement_;
+  mutable std::mutex mutex_;  // not std::atomic: that of g++ 12 lets go of its lock without an order
+  PlacementPtr placement_;    // guarded by mutex_
   const std::shared_ptr<Arena> shared_;
   const std::shared_ptr<Arena> heap_;
   mutable std::vector<std::atomic<uint64_t>> versions_;  // by shard, at the last pull
