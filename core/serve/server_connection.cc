@@ -89,6 +89,7 @@ void ServerConnection::finish(Header header) {
 
 bool ServerConnection::on_ready() {
   const auto until = Clock::now() + kTurn;
+  bool has_read = false;
   for (;;) {
     closing_ = closing_ || !answer_frames();
     const Progress sent = send_some();
@@ -102,14 +103,15 @@ bool ServerConnection::on_ready() {
     if (unfinished) {
       continue;
     }
-    // All that was read is answered: others may go first now. What is left wakes this connection again.
-    if (Clock::now() > until) {
+    // All that was read is answered: others may go first now. What is left wakes this connection again. A
+    // turn that read nothing would be the same turn again: on a slow machine for ever.
+    if (has_read && Clock::now() > until) {
       return true;
     }
     switch (read_some()) {
       case Progress::over: return false;
       case Progress::blocked: return true;
-      case Progress::more: break;
+      case Progress::more: has_read = true;
     }
   }
 }

@@ -159,9 +159,10 @@ class FrameReader {
   size_t body_bytes_max_;
   std::unique_ptr<std::byte[], Free> buffer_;  // aligned to 64
   size_t capacity_ = 0;
-  size_t begin_ = 0;   // of the first byte not yet handed out
-  size_t end_ = 0;     // of the bytes read
-  size_t needed_ = 0;  // of the frame that begins at begin_, where its header is known
+  size_t begin_ = 0;           // of the first byte not yet handed out
+  size_t end_ = 0;             // of the bytes read
+  size_t needed_ = 0;          // of the frame that begins at begin_, where its header is known
+  bool head_is_good_ = false;  // that frame's header and parts were checked: once is enough
 };
 
 }  // namespace shoal

@@ -402,11 +402,9 @@ def test_what_nobody_steps_is_equal_on_all_workers(sync: str) -> None:
         optimizer = torch.optim.SGD([*model.last.parameters(), *model.norm.parameters()], lr=0.1)
         data = DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4)
         model, optimizer, batches = worker.prepare(model, optimizer, data)
-        fixed = (
-            "first.weight",
-            "projection",
-            "norm.running_mean",
-        )  # the rest may have been stepped by others
+        fixed = ["first.weight", "projection"]  # the rest may have been stepped by others
+        if sync in ("bsp", "allreduce"):  # elsewhere worker 0 may have ended before another begins
+            fixed.append("norm.running_mean")
         begins = {f"begins {name}": model.state_dict()[name].clone() for name in fixed}
         assert float(model.cache) == worker.rank
         for (x,) in batches:
