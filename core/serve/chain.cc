@@ -1,6 +1,7 @@
 #include "serve/chain.h"
 
 #include <algorithm>
+#include <new>
 #include <set>
 
 #include "base/log.h"
@@ -11,6 +12,10 @@ namespace {
 
 // What a shard keeps for servers behind before replies wait for those, under whatever mode.
 constexpr size_t kUnheldBytes = size_t{256} << 20;
+// What is on its way usually; beyond it bodies are copied through the socket.
+constexpr size_t kSharedBytesMax = size_t{512} << 20;
+constexpr size_t kSegmentBytesMin = size_t{16} << 20;
+constexpr size_t kWarmBytes = size_t{64} << 20;
 
 // Calls `f` for every run of parts that are one entry of one shard.
 template <typename F>
@@ -25,6 +30,19 @@ void each_entry(std::span<const Part> parts, F f) {
 
 }  // namespace
 
+Chain::Chain(std::function<void()> wake, bool weak)
+    : wake_(std::move(wake)),
+      weak_(weak),
+      shared_arena_(make_shared_arena(kSegmentBytesMin, kSharedBytesMax)),
+      heap_arena_(make_heap_arena(kWarmBytes)) {}
+
+std::shared_ptr<Block> Chain::allocate(size_t bytes) {
+  std::shared_ptr<Block> block = shares_memory_ ? shared_arena_->allocate(bytes) : nullptr;
+  if (block == nullptr) block = heap_arena_->allocate(bytes);
+  if (block == nullptr) throw std::bad_alloc();
+  return block;
+}
+
 void Chain::introduce(uint32_t server, uint32_t incarnation, size_t servers) {
   const std::lock_guard lock(mutex_);
   if (machine_ == nullptr)
@@ -35,13 +53,12 @@ void Chain::introduce(uint32_t server, uint32_t incarnation, size_t servers) {
 
 // Under mutex_.
 std::shared_ptr<Chain::Sent> Chain::post(uint32_t target, const Header& header, std::vector<Part> parts,
-                                         const Bytes& body, const FillPtr& fill) {
-  auto sent = std::make_shared<Sent>();
-  sent->bytes = body;
+                                         const Body& body, const FillPtr& fill) {
+  auto sent = std::make_shared<Sent>(body);
   sent->fill = fill;
   if (fill != nullptr) {
     ++fill->open;
-    fill->bytes += body->size();
+    fill->bytes += body.size;
   }
   for (const Part& part : parts)
     if (sent->marks.empty() || sent->marks.back().first != part.shard)
@@ -51,8 +68,9 @@ std::shared_ptr<Chain::Sent> Chain::post(uint32_t target, const Header& header, 
   request->server = target;
   request->header = header;
   request->parts = std::move(parts);
-  request->body.emplace_back(*sent->bytes);
-  request->body_bytes = sent->bytes->size();
+  request->body.push_back(body.span());
+  request->body_bytes = body.size;
+  if (body.block != nullptr) request->blocks.push_back(body.block);
   machine_->begin(*sent, false);
   machine_->add(std::move(request));
   machine_->seal(*sent);
@@ -118,11 +136,18 @@ uint32_t Chain::unheld(uint16_t shard) {
   return here.place.next == kNobody ? 0 : static_cast<uint32_t>(1 + here.unheld.size());
 }
 
-void Chain::send(const Header& header, std::span<const Part> parts, Bytes body) {
+bool Chain::goes_on(std::span<const Part> parts) {
+  if (!in_use()) return false;
+  const std::lock_guard lock(mutex_);
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const Part& part) { return shards_[part.shard].place.next != kNobody; });
+}
+
+void Chain::send(const Header& header, std::span<const Part> parts, const Body& body) {
   {
     const std::lock_guard lock(mutex_);
     std::map<uint32_t, std::vector<Part>> together;
-    const size_t part_bytes = sizeof(Part) + body->size() / std::max<size_t>(1, parts.size());
+    const size_t part_bytes = sizeof(Part) + body.size / std::max<size_t>(1, parts.size());
     each_entry(parts, [&](std::span<const Part> entry) {
       PerShard& here = shards_[entry[0].shard];
       if (here.place.next == kNobody) return;
@@ -298,6 +323,9 @@ void Chain::lost(uint32_t server) {
 void Chain::gone(uint32_t server) {
   const std::lock_guard lock(mutex_);
   if (!machine_->has_open(server)) return;
+  for (const auto& request : machine_->open_requests(server))
+    for (const auto& block : request->blocks)
+      if (block->segment() != nullptr) strays_.push_back(block);
   machine_->fail(server, {Code::moved, "gone"});
   ++answers_;
   answered_.notify_all();
@@ -326,7 +354,7 @@ void Chain::on_reply(uint32_t server, const FrameView& frame) {
     }
     if (Fill* fill = sent.fill.get(); fill != nullptr) {
       --fill->open;
-      fill->bytes -= sent.bytes->size();
+      fill->bytes -= sent.body.size;
       if (code != Code::ok && fill->failed.ok())
         fill->failed = {code, "the server that is filled refuses it"};
       fill->done = fill->done || (sent.ends_fill && code == Code::ok);

@@ -36,9 +36,19 @@ class Chain {
   // now.
   using Done = std::function<void(const std::vector<uint16_t>& lost)>;
   using Bytes = std::shared_ptr<const std::vector<std::byte>>;
+  // What frames carry behind their parts: bytes, or a block that servers on this host may share.
+  struct Body {
+    Body(Bytes of) : bytes(std::move(of)), size(bytes->size()) {}
+    Body(std::shared_ptr<Block> of, size_t length) : block(std::move(of)), size(length) {}
+    std::span<const std::byte> span() const { return block ? block->bytes().first(size) : std::span(*bytes); }
+
+    Bytes bytes = nullptr;
+    std::shared_ptr<Block> block = nullptr;
+    size_t size;
+  };
 
   // `weak`: replies do not wait for the servers behind.
-  Chain(std::function<void()> wake, bool weak) : wake_(std::move(wake)), weak_(weak) {}
+  Chain(std::function<void()> wake, bool weak);
   // Of a weak chain: 1 + the entries that the next server may not have. 0: what is answered is held behind.
   uint32_t unheld(uint16_t shard);
   bool in_use() const { return in_use_.load(std::memory_order_relaxed); }
@@ -48,8 +58,14 @@ class Chain {
   // A shard's new place. What its next server does not have is sent, under the new term; the last of a chain
   // waits for nobody.
   void place(uint16_t shard, const ChainPlace& place);
+  // Whether a server is behind this one in the chain of any of these parts' shards: what is applied before
+  // the question and finds none is in the image of whoever comes later.
+  bool goes_on(std::span<const Part> parts);
   // Sends entries, one or more neighbouring parts each, to the next servers of their shards.
-  void send(const Header& header, std::span<const Part> parts, Bytes body);
+  void send(const Header& header, std::span<const Part> parts, const Body& body);
+  // Memory for a body. It is shared once there is a server behind this one on this host.
+  std::shared_ptr<Block> allocate(size_t bytes);
+  void share_memory() { shares_memory_ = true; }
   // A table is new: the servers behind are told before they are sent anything of it.
   void declare(std::span<const std::byte> table);
   // Calls `done` once all entries of these parts, applied at their terms, are held by the servers behind; at
@@ -101,7 +117,8 @@ class Chain {
 
  private:
   struct Sent : Operation {
-    Bytes bytes;
+    explicit Sent(Body of) : body(std::move(of)) {}
+    const Body body;
     std::vector<std::pair<uint16_t, uint64_t>> marks;  // shards and their entries
     FillPtr fill;                                      // may be null
     bool ends_fill = false;
@@ -109,7 +126,7 @@ class Chain {
   struct Kept {
     Header header;
     std::vector<Part> parts;
-    Bytes body;
+    Body body;
     size_t bytes;  // of memory: its share of a frame that several shards keep
   };
   struct Waiter {
@@ -127,8 +144,8 @@ class Chain {
     size_t unheld_bytes = 0;
     std::multimap<uint64_t, std::shared_ptr<Waiter>> waiting = {};
   };
-  std::shared_ptr<Sent> post(uint32_t target, const Header& header, std::vector<Part> parts,
-                             const Bytes& body, const FillPtr& fill = nullptr);
+  std::shared_ptr<Sent> post(uint32_t target, const Header& header, std::vector<Part> parts, const Body& body,
+                             const FillPtr& fill = nullptr);
   bool is_current(const Fill& fill);
   void send_unheld(uint16_t shard);
   void hold(uint16_t shard, uint64_t entry, std::vector<std::shared_ptr<Waiter>>& ready);
@@ -138,6 +155,9 @@ class Chain {
 
   const std::function<void()> wake_;
   const bool weak_;
+  const std::shared_ptr<Arena> shared_arena_;
+  const std::shared_ptr<Arena> heap_arena_;
+  std::atomic<bool> shares_memory_{false};
   std::mutex mutex_;
   std::condition_variable answered_;
   // Guarded by mutex_:
@@ -146,6 +166,9 @@ class Chain {
   size_t servers_ = 0;
   std::atomic<bool> in_use_{false};  // there are servers behind this one
   std::unordered_map<uint16_t, PerShard> shards_;
+  // What was on its way to a server that was given up. If it only slept it reads that when it wakes, so the
+  // memory may hold nothing else.
+  std::vector<std::shared_ptr<Block>> strays_;
 };
 
 }  // namespace shoal

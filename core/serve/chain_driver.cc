@@ -1,7 +1,6 @@
 #include "serve/chain_driver.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -15,7 +14,24 @@ namespace {
 constexpr auto kBackoffMin = std::chrono::milliseconds(10);
 constexpr auto kBackoffMax = std::chrono::milliseconds(500);
 constexpr auto kDialTime = std::chrono::milliseconds(500);  // others wait meanwhile
-constexpr auto kSpin = std::chrono::microseconds(50);
+
+// A push as a server on this host gets it: its arrays lie in memory that both have.
+std::shared_ptr<Request> in_shared_memory(const std::shared_ptr<Request>& request) {
+  if (request == nullptr || request->blocks.empty() || request->blocks[0]->segment() == nullptr)
+    return request;
+  auto near = std::make_shared<Request>(*request);
+  near->body.clear();
+  near->body_bytes = 0;
+  const Block& block = *request->blocks[0];
+  const auto words = static_cast<uint32_t>(block.offset() / 4);
+  for (Part& part : near->parts) {
+    part.keys_segment = part.values_segment = static_cast<uint16_t>(block.segment()->id());
+    part.keys_at += words;
+    part.values_at += words;
+    part.pulled_at += words;
+  }
+  return near;
+}
 
 }  // namespace
 
@@ -68,7 +84,7 @@ void ChainDriver::carry(uint32_t server, Peer& peer) {
   }
   if (peer.link == nullptr) {
     if (!chain_.has_open(server) || Clock::now() < peer.next_attempt) return;
-    const Lane lane = peer.address.unix_path.empty() ? Lane::tcp : Lane::unix_socket;
+    const Lane lane = peer.address.unix_path.empty() ? Lane::tcp : Lane::shm;
     auto link = Link::dial(peer.address, lane, identity_, Clock::now() + kDialTime);
     if (!link.ok() && lane != Lane::tcp)  // on another host
       link = Link::dial(peer.address, Lane::tcp, identity_, Clock::now() + kDialTime);
@@ -77,6 +93,7 @@ void ChainDriver::carry(uint32_t server, Peer& peer) {
       return;
     }
     peer.link = std::move(*link);
+    if (peer.link->lane() == Lane::shm) chain_.share_memory();
   }
   const auto received = peer.link->receive([&](const FrameView& frame) {
     if (frame.header.kind == static_cast<uint16_t>(Kind::refuse)) return false;
@@ -84,7 +101,11 @@ void ChainDriver::carry(uint32_t server, Peer& peer) {
     chain_.on_reply(server, frame);
     return true;
   });
-  const auto sent = peer.link->send([&] { return chain_.next_to_send(server); });
+  const bool near = peer.link->lane() == Lane::shm;
+  const auto sent = peer.link->send([&] {
+    auto request = chain_.next_to_send(server);
+    return near ? in_shared_memory(request) : request;
+  });
   peer.blocked = sent == Link::Progress::blocked;
   if (received == Link::Progress::broken || sent == Link::Progress::broken) {
     log_line("server", "the connection to " + peer.address.name() +
@@ -104,16 +125,8 @@ void ChainDriver::wait(const std::vector<std::pair<uint32_t, std::shared_ptr<Pee
   }
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now()).count();
   if (left <= 0) return;
-  // A reply that comes at once is taken without sleeping.
-  const auto spin_until = Clock::now() + kSpin;
-  const timespec none{};
-  int ready = 0;
-  while (ready == 0 && Clock::now() < spin_until) {
-    ready = ppoll(fds.data(), fds.size(), &none, nullptr);
-    if (ready == 0) sched_yield();  // whoever is runnable goes first
-  }
   const timespec time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
-  if (ready == 0) ppoll(fds.data(), fds.size(), &time, nullptr);
+  ppoll(fds.data(), fds.size(), &time, nullptr);
   uint64_t ignored = 0;
   if ((fds[0].revents & POLLIN) != 0) {
     [[maybe_unused]] const ssize_t n = read(wake_fd_, &ignored, sizeof ignored);

@@ -158,8 +158,9 @@ class Session {
   // Answers when the servers behind have it; at once where there are none.
   void answer_when_held(const Header& request, std::vector<Part> marks, std::vector<Part> parts,
                         const Status& status);
-  void send_on_push(const FrameView& frame, std::span<const PushPart> parts, const Groups& groups,
-                    std::span<const Ack> acks);
+  // Sends what is new of a push to the servers behind, with `header`.
+  void send_on(const Header& header, std::span<const Part> parts, std::span<const PushPart> pushes,
+               const Groups& groups, std::span<const Ack> acks);
   Outcome replicate(const FrameView& frame, ReplySink& sink);
   // Entries of a server before this one; those that came before their turn wait.
   struct Entries {

@@ -13,10 +13,12 @@ namespace {
 
 constexpr size_t kHelpRows = 4096;  // below, a frame is applied before a helper is awake
 
-void append(std::vector<std::byte>& body, std::span<const std::byte> bytes, uint32_t& at) {
-  at = static_cast<uint32_t>(body.size() / 4);
-  body.insert(body.end(), bytes.begin(), bytes.end());
-  body.resize((body.size() + 7) / 8 * 8);  // the next array may be one of keys
+// Copies an array to `at`, the next free place of a body, which it moves on.
+uint32_t put(std::span<std::byte> body, std::span<const std::byte> array, size_t& at) {
+  const auto words = static_cast<uint32_t>(at / 4);
+  if (!array.empty()) std::memcpy(body.data() + at, array.data(), array.size());
+  at += (array.size() + 7) / 8 * 8;  // the next array may be one of keys
+  return words;
 }
 
 }  // namespace
@@ -51,35 +53,30 @@ void Session::answer_when_held(const Header& request, std::vector<Part> marks, s
   });
 }
 
-// The frame as the servers behind get it: with all of its arrays in the body, whatever memory they lie in
-// here.
-void Session::send_on_push(const FrameView& frame, std::span<const PushPart> parts, const Groups& groups,
-                           std::span<const Ack> acks) {
-  Header header = frame.header;
-  header.kind = static_cast<uint16_t>(Kind::replicate_push);
-  header.origin = client_;
-  header.origin_incarnation = incarnation_;
-  header.origin_seq = frame.header.seq;
-  header.origin_low = frame.header.low;
-  std::vector<Part> sent;
-  auto body = std::make_shared<std::vector<std::byte>>();
+// With all of its arrays in one body, whatever memory they lie in here.
+void Session::send_on(const Header& header, std::span<const Part> parts, std::span<const PushPart> pushes,
+                      const Groups& groups, std::span<const Ack> acks) {
   size_t bytes = 0;
-  for (const PushPart& part : parts) bytes += 8 * part.keys.size() + part.values.size() + 16;
-  body->reserve(bytes);
+  for (const PushPart& push : pushes)
+    bytes += 8 * push.keys.size() + push.values.size() + push.pulled.size() + 16;
+  const std::shared_ptr<Block> block = server_.chain.allocate(bytes);
+  const std::span<std::byte> body = block->bytes();
+  size_t at = 0;
+  std::vector<Part> sent;
   for (size_t g = 0; g < groups.size(); ++g) {
     if (!acks[g].status.ok() || acks[g].duplicate) continue;
     for (size_t i = groups[g].first; i < groups[g].second; ++i) {
-      Part part = frame.parts[i];
+      Part part = parts[i];
       part.keys_segment = part.values_segment = 0;
-      part.lr = parts[i].lr;
-      append(*body, std::as_bytes(parts[i].keys), part.keys_at);
-      append(*body, parts[i].values, part.values_at);
-      if (!parts[i].pulled.empty()) append(*body, parts[i].pulled, part.pulled_at);
+      part.lr = pushes[i].lr;
+      part.keys_at = put(body, std::as_bytes(pushes[i].keys), at);
+      part.values_at = put(body, pushes[i].values, at);
+      if (!pushes[i].pulled.empty()) part.pulled_at = put(body, pushes[i].pulled, at);
       set_log_entry(part, acks[g].entry);
       sent.push_back(part);
     }
   }
-  if (!sent.empty()) server_.chain.send(header, sent, std::move(body));
+  if (!sent.empty()) server_.chain.send(header, sent, {block, at});
 }
 
 Ack Session::replay(const FrameView& frame, std::span<const Part> parts, std::span<const PushPart> pushes) {
@@ -156,9 +153,16 @@ void Session::finish_entries(const FrameView& frame, const Groups& groups, std::
     fresh.insert(fresh.end(), frame.parts.begin() + static_cast<ptrdiff_t>(groups[g].first),
                  frame.parts.begin() + static_cast<ptrdiff_t>(groups[g].second));
   }
-  if (server_.chain.in_use() && !fresh.empty()) {
-    server_.chain.send(frame.header, fresh,
-                       std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
+  if (server_.chain.goes_on(fresh)) {
+    std::vector<PushPart> pushes;
+    std::vector<std::vector<int64_t>> copies;
+    const bool is_push = frame.header.kind == static_cast<uint16_t>(Kind::replicate_push);
+    if (is_push && check_push(frame, pushes, copies).ok())  // as it was when it was applied
+      send_on(frame.header, frame.parts, pushes, groups, acks);
+    else
+      server_.chain.send(
+          frame.header, fresh,
+          std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
   }
   answer_when_held(frame.header, had, had, status);
 }

@@ -185,7 +185,15 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
     return answer_parts(
         frame, acks, [&](size_t g) -> const Part& { return frame.parts[groups[g].first]; }, sink);
   }
-  send_on_push(frame, parts, groups, acks);
+  if (server_.chain.goes_on(frame.parts)) {
+    Header header = frame.header;
+    header.kind = static_cast<uint16_t>(Kind::replicate_push);
+    header.origin = client_;
+    header.origin_incarnation = incarnation_;
+    header.origin_seq = frame.header.seq;
+    header.origin_low = frame.header.low;
+    send_on(header, frame.parts, parts, groups, acks);
+  }
   Status failed;
   std::vector<Part> marks;
   std::vector<Part> replies;

@@ -121,6 +121,24 @@ def test_with_two_copies_two_servers_may_be_killed_at_once() -> None:
         wait_for_pushes(pushers, 20)
 
 
+def test_every_copy_has_the_same_bits() -> None:
+    rng = np.random.default_rng(0)
+    keys = np.arange(20_000)
+    with shoal.LocalCluster(servers=3, replicas=2) as cluster, cluster.connect(timeout=DEADLINE_S) as client:
+        rows = client.table("rows", dim=16, optimizer=shoal.optim.Adagrad(lr=0.1))
+        tensor = client.tensor("tensor", np.ones(300_000, np.float32), optimizer=SGD)
+        pulled = tensor.pull()
+        for _ in range(5):
+            rows.push(keys, rng.standard_normal((len(keys), 16), dtype=np.float32))
+            grad = rng.standard_normal(tensor.shape, dtype=np.float32)
+            tensor.push(grad)
+            tensor._push(grad, None, 0, DEADLINE_S, pulled, 0.1).wait()  # of the first values: dcasgd
+        last = rows.pull(keys).tobytes(), tensor.pull().tobytes()
+        for index in (2, 1):  # what was the middle of chains, and then what was the head, is read
+            os.kill(cluster.servers[index].pid, signal.SIGKILL)
+            assert (rows.pull(keys).tobytes(), tensor.pull().tobytes()) == last
+
+
 def test_a_stopped_server_is_given_up_and_ends_when_it_wakes() -> None:
     with shoal.LocalCluster(servers=3, replicas=1) as cluster, pushing(cluster) as pushers:
         wait_for_pushes(pushers)

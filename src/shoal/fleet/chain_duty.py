@@ -96,7 +96,7 @@ class ChainDuty:
                 pause.wait(_PAUSE_S)
                 continue
             if news.life != self.life:
-                self._registration.drop()
+                self._registration.hang_up()
             takeovers.clear()
             if news.placement is not None:
                 version = news.placement.version

@@ -136,6 +136,8 @@ class ControlClient:
             answer = self._ask(request, end, patience_end, timeout_s, follow=reply is not NotLeader)
         finally:
             self._lock.release()
+            if self._closed:
+                self._drop_unused()
         if isinstance(answer, Failure):
             raise from_code(answer.code, answer.message)
         if not isinstance(answer, reply):
@@ -162,18 +164,30 @@ class ControlClient:
         return -1 if self._socket is None else self._socket.fileno()
 
     def drop(self) -> None:
-        """Close the connection; the next request makes another."""
+        """Close the connection, which no other thread uses; the next request makes another."""
         with self._swapping:
             sock, self._socket = self._socket, None
         if sock is not None:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
             sock.close()
 
     def close(self) -> None:
         """Close for good."""
         self._closed = True
-        self.drop()
+        self.hang_up()
+        self._drop_unused()
+
+    def hang_up(self) -> None:
+        """End the connection for whoever waits for something by it, and then drops it."""
+        with self._swapping:
+            if self._socket is not None:
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _drop_unused(self) -> None:
+        """Whoever is in the middle of a request drops it: a closed descriptor may be another's by then."""
+        if self._lock.acquire(blocking=False):
+            self.drop()
+            self._lock.release()
 
     def _ask(
         self, request: Request, end: float, patience_end: float, timeout_s: float, *, follow: bool
