@@ -51,26 +51,25 @@ void Chain::introduce(uint32_t server, uint32_t incarnation, size_t servers) {
   machine_->grow(servers_);
 }
 
+size_t Chain::bytes_of(const Entry& entry) { return entry.parts.size() * sizeof(Part) + entry.body.size; }
+
 // Under mutex_.
-std::shared_ptr<Chain::Sent> Chain::post(uint32_t target, const Header& header, std::vector<Part> parts,
-                                         const Body& body, const FillPtr& fill) {
-  auto sent = std::make_shared<Sent>(body);
-  sent->fill = fill;
-  if (fill != nullptr) {
-    ++fill->open;
-    fill->bytes += body.size;
-  }
-  for (const Part& part : parts)
-    if (sent->marks.empty() || sent->marks.back().first != part.shard)
-      sent->marks.emplace_back(part.shard, log_entry(part));
+std::shared_ptr<Chain::Sent> Chain::post(uint32_t target, const Header& header,
+                                         std::span<const Entry> entries, const FillPtr& fill) {
+  auto sent = std::make_shared<Sent>();
   auto request = std::make_shared<Request>();
+  for (const auto& [parts, body] : entries) {
+    sent->bodies.emplace_back(parts.size(), body);
+    request->parts.insert(request->parts.end(), parts.begin(), parts.end());
+    if (body.block != nullptr) request->blocks.push_back(body.block);
+    if (!parts.empty()) sent->marks.emplace_back(parts[0].shard, log_entry(parts[0]));
+    if (fill != nullptr) fill->bytes += body.size;
+  }
+  sent->fill = fill;
+  if (fill != nullptr) ++fill->open;
   request->operation = sent;
   request->server = target;
   request->header = header;
-  request->parts = std::move(parts);
-  request->body.push_back(body.span());
-  request->body_bytes = body.size;
-  if (body.block != nullptr) request->blocks.push_back(body.block);
   machine_->begin(*sent, false);
   machine_->add(std::move(request));
   machine_->seal(*sent);
@@ -81,9 +80,9 @@ std::shared_ptr<Chain::Sent> Chain::post(uint32_t target, const Header& header, 
 void Chain::send_unheld(uint16_t shard) {
   PerShard& here = shards_[shard];
   if (here.place.next == kNobody || here.paused) return;
-  for (auto& [entry, kept] : here.unheld) {
-    for (Part& part : kept.parts) part.term = here.place.term;
-    post(here.place.next, kept.header, kept.parts, kept.body);
+  for (auto& [number, kept] : here.unheld) {
+    for (Part& part : kept.entry.parts) part.term = here.place.term;
+    post(here.place.next, kept.header, {&kept.entry, 1});
   }
 }
 
@@ -91,7 +90,7 @@ void Chain::send_unheld(uint16_t shard) {
 void Chain::forget(PerShard& here, uint64_t up_to) {
   const auto end = here.unheld.upper_bound(up_to);
   for (auto it = here.unheld.begin(); it != end; it = here.unheld.erase(it))
-    here.unheld_bytes -= it->second.bytes;
+    here.unheld_bytes -= bytes_of(it->second.entry);
 }
 
 void Chain::release_all(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready) {
@@ -143,24 +142,20 @@ bool Chain::goes_on(std::span<const Part> parts) {
                      [&](const Part& part) { return shards_[part.shard].place.next != kNobody; });
 }
 
-void Chain::send(const Header& header, std::span<const Part> parts, const Body& body) {
+void Chain::send(const Header& header, std::vector<Entry> entries) {
   {
     const std::lock_guard lock(mutex_);
-    std::map<uint32_t, std::vector<Part>> together;
-    const size_t part_bytes = sizeof(Part) + body.size / std::max<size_t>(1, parts.size());
-    each_entry(parts, [&](std::span<const Part> entry) {
-      PerShard& here = shards_[entry[0].shard];
-      if (here.place.next == kNobody) return;
-      Kept kept{header, {entry.begin(), entry.end()}, body, entry.size() * part_bytes};
-      for (Part& part : kept.parts) part.term = here.place.term;
-      if (!here.paused) {
-        std::vector<Part>& more = together[here.place.next];
-        more.insert(more.end(), kept.parts.begin(), kept.parts.end());
-      }
-      here.unheld_bytes += kept.bytes;
-      here.unheld.emplace(log_entry(entry[0]), std::move(kept));
-    });
-    for (auto& [target, mine] : together) post(target, header, std::move(mine), body);
+    std::map<uint32_t, std::vector<Entry>> together;
+    for (Entry& entry : entries) {
+      PerShard& here = shards_[entry.parts[0].shard];
+      if (here.place.next == kNobody) continue;
+      for (Part& part : entry.parts) part.term = here.place.term;
+      if (!here.paused) together[here.place.next].push_back(entry);
+      here.unheld_bytes += bytes_of(entry);
+      const uint64_t number = log_entry(entry.parts[0]);
+      here.unheld.emplace(number, Kept{header, std::move(entry)});
+    }
+    for (const auto& [target, mine] : together) post(target, header, mine);
   }
   wake_();
 }
@@ -174,7 +169,8 @@ void Chain::declare(std::span<const std::byte> table) {
     Header header;
     header.kind = static_cast<uint16_t>(Kind::declare);
     const auto body = std::make_shared<const std::vector<std::byte>>(table.begin(), table.end());
-    for (const uint32_t target : targets) post(target, header, {}, body);
+    const Entry entry{{}, body};
+    for (const uint32_t target : targets) post(target, header, {&entry, 1});
   }
   wake_();
 }
@@ -248,8 +244,9 @@ bool Chain::is_current(const Fill& fill) { return shards_[fill.shard].fill.get()
 
 void Chain::send_image(const FillPtr& fill, const Header& header, std::vector<Part> parts, Bytes body) {
   {
+    const Entry entry{std::move(parts), std::move(body)};
     const std::lock_guard lock(mutex_);
-    post(fill->target, header, std::move(parts), body, fill);
+    post(fill->target, header, {&entry, 1}, fill);
   }
   wake_();
 }
@@ -272,8 +269,8 @@ void Chain::image_sent(const FillPtr& fill, uint64_t entry) {
     set_log_entry(end, here.unheld.empty() ? entry : here.unheld.rbegin()->first);
     Header header;
     header.kind = static_cast<uint16_t>(Kind::image);
-    post(fill->target, header, {end}, std::make_shared<const std::vector<std::byte>>(), fill)->ends_fill =
-        true;
+    const Entry last{{end}, std::make_shared<const std::vector<std::byte>>()};
+    post(fill->target, header, {&last, 1}, fill)->ends_fill = true;
   }
   wake_();
 }
@@ -305,9 +302,34 @@ size_t Chain::servers() {
   return servers_;
 }
 
-std::shared_ptr<Request> Chain::next_to_send(uint32_t server) {
+// The arrays of a push lie in memory that both servers have, or one behind the other in the frame's body.
+std::shared_ptr<Request> Chain::next_to_send(uint32_t server, bool near) {
   const std::lock_guard lock(mutex_);
-  return machine_->next_to_send(server);
+  const std::shared_ptr<Request> open = machine_->next_to_send(server);
+  if (open == nullptr) return nullptr;
+  auto frame = std::make_shared<Request>(*open);
+  auto part = frame->parts.begin();
+  for (const auto& [parts, body] : static_cast<const Sent&>(*open->operation).bodies) {
+    const Segment* segment = near && body.block != nullptr ? body.block->segment().get() : nullptr;
+    const std::span<const std::byte> bytes = body.span();
+    size_t at = frame->body_bytes;
+    if (segment != nullptr) {
+      at = body.block->offset() + body.begin;
+    } else if (!frame->body.empty() && frame->body.back().data() == bytes.data()) {
+      at -= bytes.size();  // shards that take the same commit
+    } else {
+      frame->body.push_back(bytes);
+      frame->body_bytes += bytes.size();
+    }
+    for (const auto end = part + static_cast<ptrdiff_t>(parts); part != end; ++part) {
+      if (segment != nullptr)
+        part->keys_segment = part->values_segment = static_cast<uint16_t>(segment->id());
+      part->keys_at += static_cast<uint32_t>(at / 4);
+      part->values_at += static_cast<uint32_t>(at / 4);
+      part->pulled_at += static_cast<uint32_t>(at / 4);
+    }
+  }
+  return frame;
 }
 
 bool Chain::has_open(uint32_t server) {
@@ -354,7 +376,7 @@ void Chain::on_reply(uint32_t server, const FrameView& frame) {
     }
     if (Fill* fill = sent.fill.get(); fill != nullptr) {
       --fill->open;
-      fill->bytes -= sent.body.size;
+      for (const auto& [parts, body] : sent.bodies) fill->bytes -= body.size;
       if (code != Code::ok && fill->failed.ok())
         fill->failed = {code, "the server that is filled refuses it"};
       fill->done = fill->done || (sent.ends_fill && code == Code::ok);

@@ -36,15 +36,24 @@ class Chain {
   // now.
   using Done = std::function<void(const std::vector<uint16_t>& lost)>;
   using Bytes = std::shared_ptr<const std::vector<std::byte>>;
-  // What frames carry behind their parts: bytes, or a block that servers on this host may share.
+  // What frames carry behind their parts: bytes, or a part of a block that servers on this host may share.
   struct Body {
     Body(Bytes of) : bytes(std::move(of)), size(bytes->size()) {}
-    Body(std::shared_ptr<Block> of, size_t length) : block(std::move(of)), size(length) {}
-    std::span<const std::byte> span() const { return block ? block->bytes().first(size) : std::span(*bytes); }
+    Body(std::shared_ptr<Block> of, size_t from, size_t length)
+        : block(std::move(of)), begin(from), size(length) {}
+    std::span<const std::byte> span() const {
+      return block != nullptr ? block->bytes().subspan(begin, size) : std::span(*bytes);
+    }
 
     Bytes bytes = nullptr;
     std::shared_ptr<Block> block = nullptr;
+    size_t begin = 0;
     size_t size;
+  };
+  // An entry of a shard's log: parts of that shard, whose arrays lie in the body.
+  struct Entry {
+    std::vector<Part> parts;
+    Body body;
   };
 
   // `weak`: replies do not wait for the servers behind.
@@ -61,8 +70,8 @@ class Chain {
   // Whether a server is behind this one in the chain of any of these parts' shards: what is applied before
   // the question and finds none is in the image of whoever comes later.
   bool goes_on(std::span<const Part> parts);
-  // Sends entries, one or more neighbouring parts each, to the next servers of their shards.
-  void send(const Header& header, std::span<const Part> parts, const Body& body);
+  // Sends entries to the next servers of their shards; to each what is for it.
+  void send(const Header& header, std::vector<Entry> entries);
   // Memory for a body. It is shared once there is a server behind this one on this host.
   std::shared_ptr<Block> allocate(size_t bytes);
   void share_memory() { shares_memory_ = true; }
@@ -109,7 +118,8 @@ class Chain {
 
   // For the driver.
   size_t servers();
-  std::shared_ptr<Request> next_to_send(uint32_t server);
+  // `near`: by shared memory, where it lies there.
+  std::shared_ptr<Request> next_to_send(uint32_t server, bool near = false);
   bool has_open(uint32_t server);
   void lost(uint32_t server);
   void gone(uint32_t server);  // what is open with it is dropped; what is kept goes where a placement says
@@ -117,17 +127,14 @@ class Chain {
 
  private:
   struct Sent : Operation {
-    explicit Sent(Body of) : body(std::move(of)) {}
-    const Body body;
+    std::vector<std::pair<size_t, Body>> bodies = {};  // and of how many parts each is
     std::vector<std::pair<uint16_t, uint64_t>> marks;  // shards and their entries
     FillPtr fill;                                      // may be null
     bool ends_fill = false;
   };
   struct Kept {
     Header header;
-    std::vector<Part> parts;
-    Body body;
-    size_t bytes;  // of memory: its share of a frame that several shards keep
+    Entry entry;
   };
   struct Waiter {
     size_t marks;
@@ -144,7 +151,8 @@ class Chain {
     size_t unheld_bytes = 0;
     std::multimap<uint64_t, std::shared_ptr<Waiter>> waiting = {};
   };
-  std::shared_ptr<Sent> post(uint32_t target, const Header& header, std::vector<Part> parts, const Body& body,
+  static size_t bytes_of(const Entry& entry);
+  std::shared_ptr<Sent> post(uint32_t target, const Header& header, std::span<const Entry> entries,
                              const FillPtr& fill = nullptr);
   bool is_current(const Fill& fill);
   void send_unheld(uint16_t shard);

@@ -15,24 +15,6 @@ constexpr auto kBackoffMin = std::chrono::milliseconds(10);
 constexpr auto kBackoffMax = std::chrono::milliseconds(500);
 constexpr auto kDialTime = std::chrono::milliseconds(500);  // others wait meanwhile
 
-// A push as a server on this host gets it: its arrays lie in memory that both have.
-std::shared_ptr<Request> in_shared_memory(const std::shared_ptr<Request>& request) {
-  if (request == nullptr || request->blocks.empty() || request->blocks[0]->segment() == nullptr)
-    return request;
-  auto near = std::make_shared<Request>(*request);
-  near->body.clear();
-  near->body_bytes = 0;
-  const Block& block = *request->blocks[0];
-  const auto words = static_cast<uint32_t>(block.offset() / 4);
-  for (Part& part : near->parts) {
-    part.keys_segment = part.values_segment = static_cast<uint16_t>(block.segment()->id());
-    part.keys_at += words;
-    part.values_at += words;
-    part.pulled_at += words;
-  }
-  return near;
-}
-
 }  // namespace
 
 ChainDriver::ChainDriver(Chain& chain, std::vector<std::byte> token, uint32_t shards)
@@ -102,10 +84,7 @@ void ChainDriver::carry(uint32_t server, Peer& peer) {
     return true;
   });
   const bool near = peer.link->lane() == Lane::shm;
-  const auto sent = peer.link->send([&] {
-    auto request = chain_.next_to_send(server);
-    return near ? in_shared_memory(request) : request;
-  });
+  const auto sent = peer.link->send([&] { return chain_.next_to_send(server, near); });
   peer.blocked = sent == Link::Progress::blocked;
   if (received == Link::Progress::broken || sent == Link::Progress::broken) {
     log_line("server", "the connection to " + peer.address.name() +

@@ -13,9 +13,9 @@ namespace {
 
 constexpr size_t kHelpRows = 4096;  // below, a frame is applied before a helper is awake
 
-// Copies an array to `at`, the next free place of a body, which it moves on.
-uint32_t put(std::span<std::byte> body, std::span<const std::byte> array, size_t& at) {
-  const auto words = static_cast<uint32_t>(at / 4);
+// Copies an array to `at`, the next free place of a body, which it moves on; gives its place behind `begin`.
+uint32_t put(std::span<std::byte> body, std::span<const std::byte> array, size_t begin, size_t& at) {
+  const auto words = static_cast<uint32_t>((at - begin) / 4);
   if (!array.empty()) std::memcpy(body.data() + at, array.data(), array.size());
   at += (array.size() + 7) / 8 * 8;  // the next array may be one of keys
   return words;
@@ -62,21 +62,24 @@ void Session::send_on(const Header& header, std::span<const Part> parts, std::sp
   const std::shared_ptr<Block> block = server_.chain.allocate(bytes);
   const std::span<std::byte> body = block->bytes();
   size_t at = 0;
-  std::vector<Part> sent;
+  std::vector<Chain::Entry> entries;
   for (size_t g = 0; g < groups.size(); ++g) {
     if (!acks[g].status.ok() || acks[g].duplicate) continue;
-    for (size_t i = groups[g].first; i < groups[g].second; ++i) {
-      Part part = parts[i];
-      part.keys_segment = part.values_segment = 0;
-      part.lr = pushes[i].lr;
-      part.keys_at = put(body, std::as_bytes(pushes[i].keys), at);
-      part.values_at = put(body, pushes[i].values, at);
-      if (!pushes[i].pulled.empty()) part.pulled_at = put(body, pushes[i].pulled, at);
-      set_log_entry(part, acks[g].entry);
-      sent.push_back(part);
+    const size_t begin = at;
+    std::vector<Part> mine(parts.begin() + static_cast<ptrdiff_t>(groups[g].first),
+                           parts.begin() + static_cast<ptrdiff_t>(groups[g].second));
+    for (size_t i = 0; i < mine.size(); ++i) {
+      const PushPart& push = pushes[groups[g].first + i];
+      mine[i].keys_segment = mine[i].values_segment = 0;
+      mine[i].lr = push.lr;
+      mine[i].keys_at = put(body, std::as_bytes(push.keys), begin, at);
+      mine[i].values_at = put(body, push.values, begin, at);
+      if (!push.pulled.empty()) mine[i].pulled_at = put(body, push.pulled, begin, at);
+      set_log_entry(mine[i], acks[g].entry);
     }
+    entries.push_back({std::move(mine), {block, begin, at - begin}});
   }
-  if (!sent.empty()) server_.chain.send(header, sent, {block, at});
+  if (!entries.empty()) server_.chain.send(header, std::move(entries));
 }
 
 Ack Session::replay(const FrameView& frame, std::span<const Part> parts, std::span<const PushPart> pushes) {
@@ -144,25 +147,24 @@ void Session::finish_entries(const FrameView& frame, const Groups& groups, std::
     log_line("server", "this copy cannot follow: " + status.message());
     server_.diverged = true;
   }
-  std::vector<Part> fresh;
   std::vector<Part> had;  // what is here, whatever was refused of the rest
+  std::vector<Chain::Entry> fresh;
+  const bool goes_on = server_.chain.goes_on(frame.parts);
+  const bool is_push = frame.header.kind == static_cast<uint16_t>(Kind::replicate_push);
+  const auto body = std::make_shared<std::vector<std::byte>>();
+  if (goes_on && !is_push) body->assign(frame.body.begin(), frame.body.end());
   for (size_t g = 0; g < groups.size(); ++g) {
     if (!acks[g].status.ok()) continue;
     had.push_back(frame.parts[groups[g].first]);
-    if (acks[g].duplicate) continue;
-    fresh.insert(fresh.end(), frame.parts.begin() + static_cast<ptrdiff_t>(groups[g].first),
-                 frame.parts.begin() + static_cast<ptrdiff_t>(groups[g].second));
+    if (!acks[g].duplicate) fresh.push_back({{had.back()}, Chain::Bytes(body)});
   }
-  if (server_.chain.goes_on(fresh)) {
+  if (goes_on && is_push) {
     std::vector<PushPart> pushes;
     std::vector<std::vector<int64_t>> copies;
-    const bool is_push = frame.header.kind == static_cast<uint16_t>(Kind::replicate_push);
-    if (is_push && check_push(frame, pushes, copies).ok())  // as it was when it was applied
+    if (check_push(frame, pushes, copies).ok())  // as it was when it was applied
       send_on(frame.header, frame.parts, pushes, groups, acks);
-    else
-      server_.chain.send(
-          frame.header, fresh,
-          std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
+  } else if (goes_on) {
+    server_.chain.send(frame.header, std::move(fresh));
   }
   answer_when_held(frame.header, had, had, status);
 }

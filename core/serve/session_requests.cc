@@ -383,20 +383,21 @@ Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
     if (!knows_placement(frame) || chained != server_.chain.in_use())
       return answer(frame, other_placement(frame), sink);
     if (!chained) return answer(frame, status, sink);
-    std::vector<Part> entries;
+    std::vector<Chain::Entry> entries;
     std::vector<Part> marks;
+    const auto bytes = std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end());
     for (size_t s = 0; s < acks.size(); ++s) {
       Part part;
       part.shard = static_cast<uint16_t>(s);
       part.term = acks[s].term;
       set_log_entry(part, acks[s].entry);
       if (acks[s].status.ok()) marks.push_back(part);
-      if (acks[s].status.ok() && !acks[s].duplicate && !SHOAL_MUTANT(commit_alone)) entries.push_back(part);
+      if (acks[s].status.ok() && !acks[s].duplicate && !SHOAL_MUTANT(commit_alone))
+        entries.push_back({{part}, bytes});
     }
     Header header;
     header.kind = static_cast<uint16_t>(Kind::replicate_commit);
-    server_.chain.send(header, entries,
-                       std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
+    server_.chain.send(header, std::move(entries));
     answer_when_held(frame.header, std::move(marks), {}, status);
     return Outcome::done;
   }
@@ -441,8 +442,9 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
   mark.shard = kSyncLog;
   mark.term = term;
   set_log_entry(mark, handled.entry);
-  server_.chain.send(header, {&mark, 1},
-                     std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end()));
+  server_.chain.send(
+      header,
+      {{{mark}, std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end())}});
   server_.chain.when_held(
       {&mark, 1}, [handled = std::move(handled)](const auto& lost) { handled.deliver(lost.empty()); });
   return Outcome::done;

@@ -24,7 +24,10 @@ struct World {
     chain.place(shard, {.term = term, .head = true, .reads = false, .next = next});
   }
   void send(const std::vector<Part>& parts) {
-    chain.send(Header{}, parts, std::make_shared<const std::vector<std::byte>>(8));
+    std::vector<Chain::Entry> entries;
+    for (const Part& part : parts)
+      entries.push_back({{part}, std::make_shared<const std::vector<std::byte>>(8)});
+    chain.send(Header{}, std::move(entries));
   }
   std::shared_ptr<int> when_held(const std::vector<Part>& parts) {
     auto times = std::make_shared<int>(0);
@@ -198,4 +201,32 @@ TEST(a_fill_is_of_the_term_it_was_ordered_for_and_can_be_given_up) {
   CHECK(*done == 1);  // nobody else is to have it
   world.place(5, 3, 2);
   CHECK(world.chain.begin_fill(5, 1, 3) == nullptr);  // another server is behind this one
+}
+
+TEST(a_server_behind_gets_the_arrays_of_its_shards_alone) {
+  World world;
+  world.place(5, 1, 0);
+  world.place(6, 1, 1);
+  world.place(7, 1, 0);
+  const std::shared_ptr<Block> block = world.chain.allocate(96);
+  for (size_t i = 0; i < 96; ++i) block->bytes()[i] = static_cast<std::byte>(i);
+  std::vector<Chain::Entry> entries;
+  for (uint16_t i = 0; i < 3; ++i) {
+    Part part = entry_of(static_cast<uint16_t>(5 + i), 1);
+    part.values_at = 2;  // eight bytes of keys come first
+    entries.push_back({{part}, {block, size_t{32} * i, 32}});
+  }
+  world.chain.send(Header{}, std::move(entries));
+  const auto first = world.chain.next_to_send(0);
+  const auto second = world.chain.next_to_send(1);
+  REQUIRE(first != nullptr && second != nullptr);
+  REQUIRE(first->parts.size() == 2 && second->parts.size() == 1);
+  CHECK(first->body_bytes == 64 && second->body_bytes == 32);
+  CHECK(first->parts[1].keys_at == 8 && first->parts[1].values_at == 10);
+  CHECK(first->body.size() == 2 && first->body[1][0] == std::byte{64});
+  CHECK(second->parts[0].values_at == 2 && second->body[0][0] == std::byte{32});
+  world.chain.lost(0);  // and again the same
+  const auto again = world.chain.next_to_send(0);
+  REQUIRE(again != nullptr);
+  CHECK(again->parts[1].keys_at == 8 && again->body_bytes == 64);
 }
