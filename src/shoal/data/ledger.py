@@ -5,7 +5,8 @@ That a unit is done is not said here: the worker says it with the step that used
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import ClassVar, Protocol, TypeAlias
 
 from shoal.errors import BadInput, Internal
@@ -30,6 +31,8 @@ class Ledger(Protocol):
     ordered: ClassVar[bool] = False
     # Whether it knows itself what was done before a restart.
     remembers: ClassVar[bool] = False
+    # Grows when all that was handed out has returned: what was drawn before is nobody's any more.
+    life: int = 0
 
     def begin(self, epoch: int, batches: int, workers: int) -> int:
         """A pass of so many batches (0: nobody knows) begins: the number of workers that it is cut for, which
@@ -40,6 +43,10 @@ class Ledger(Protocol):
     def units(self, epoch: int, total: int) -> Iterator[int]:
         """The units that this worker shall train, of `total`; drawn one by one, some ahead of their use."""
         ...
+
+    def _while_alive(self, units: Iterable[int]) -> Iterator[int]:
+        life = self.life
+        return takewhile(lambda _: self.life == life, units)
 
     def spent(self, seconds: float) -> None:
         """A unit took the loop this long."""
@@ -74,20 +81,27 @@ class StaticLedger(Ledger):
         self.rank, self.n = rank, n
         self._begin, self._lease, self._end = begin, lease, end
         self._given = -1  # the pass whose own units were given
+        self._done: frozenset[int] = frozenset()  # of those of its own
 
     def begin(self, epoch: int, batches: int, workers: int) -> int:
         if self._begin is not None:
             self.n = self._begin(epoch, batches)
-        self._given = -1
+        self._given, self._done = -1, frozenset()
         return self.n
+
+    def rejoined(self, done: Iterable[int]) -> None:
+        """The worker was evicted, and is back: of its own units these are done, or others' by now."""
+        self._given, self._done = -1, frozenset(done)
+        self.life += 1
 
     def units(self, epoch: int, total: int) -> Iterator[int]:
         if self._given != epoch or self._lease is None:
             self._given = epoch
             # Who has come since the pass began has none of its own.
-            return iter(range(self.rank, total if self.rank < self.n else 0, self.n))
+            own = range(self.rank, total if self.rank < self.n else 0, self.n)
+            return self._while_alive(unit for unit in own if unit not in self._done)
         ranges = self._lease(self.rank, epoch, 1)
-        return (unit for begin, end in ranges for unit in range(begin, end))
+        return self._while_alive(unit for begin, end in ranges for unit in range(begin, end))
 
     def finish(self, epoch: int) -> bool:
         return True if self._end is None else self._end(self.rank, epoch)
@@ -133,7 +147,11 @@ class LeasedLedger(Ledger):
                     raise Internal(
                         f"the ledger leased units {begin} to {end} of pass {epoch}, which has {total}"
                     )
-                yield from range(begin, end)
+                yield from self._while_alive(range(begin, end))
+
+    def rejoined(self) -> None:
+        """The worker was evicted, and is back."""
+        self.life += 1
 
     def want(self, left: int) -> int:
         """How many units the next lease asks for, where so many are not handed out yet."""

@@ -29,6 +29,7 @@ _DOING = {
     "at_end": "waits elsewhere",
     "left": "has left",
     "gone": "has died and is being replaced",
+    "away": "was evicted",
 }
 
 
