@@ -20,9 +20,11 @@ std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want, b
     if (!units_[fresh_].done) take(fresh_);
   if (!overdue || !ranges.empty()) return ranges;
   for (uint64_t unit = 0; want > 0 && unit < units_.size(); ++unit) {
-    if (units_[unit].holder == kNobody || units_[unit].holder == rank) continue;
-    release(units_[unit]);
+    Unit& u = units_[unit];
+    if (u.holder == kNobody || u.holder == rank || u.taken_over) continue;
+    release(u);
     take(unit);
+    u.taken_over = true;
   }
   return ranges;
 }
@@ -30,6 +32,7 @@ std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want, b
 void WorkLedger::release(Unit& unit) {
   if (unit.holder != kNobody) --held_[unit.holder];
   unit.holder = kNobody;
+  unit.taken_over = false;
 }
 
 void WorkLedger::done(uint32_t rank, uint64_t unit) {

@@ -30,7 +30,7 @@ class WorkLedger {
   bool available() const { return !returned_.empty() || (leased_ && stride_ == 0 && fresh_ < units_.size()); }
   uint32_t ranks() const { return static_cast<uint32_t>(by_rank_.size()); }
 
-  // `overdue`: where nothing else is left, what others hold is taken from them.
+  // `overdue`: where nothing else is left, what others hold is taken from them, once.
   std::vector<Range> lease(uint32_t rank, uint64_t want, bool overdue = false);
   // Units outside the pass are ignored. One that nobody leased may be done, too: its owner is then known
   // without asking.
@@ -56,6 +56,7 @@ class WorkLedger {
     uint32_t holder = kNobody;
     uint16_t uses = 0;
     bool done = false;
+    bool taken_over = false;  // by its holder, from one that was late
   };
   void release(Unit& unit);
   void make_room(uint32_t rank);

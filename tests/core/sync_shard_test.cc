@@ -335,7 +335,10 @@ TEST(what_is_overdue_is_taken_from_its_holder_and_both_uses_count) {
   };
   CHECK(overdue() == (std::vector<uint64_t>{1, 2}));  // what nobody has comes first
   CHECK(overdue() == (std::vector<uint64_t>{0, 1}));
-  CHECK(overdue().empty());  // it has all itself
+  CHECK(overdue().empty());                                    // it has all itself
+  SyncRequest third = job.make(SyncVerb::lease, 1, kOverdue);  // of what was taken over nobody takes again
+  third.count = 9;
+  CHECK(job.get(job.send(third)).numbers == (std::vector<uint64_t>{1, 2}));
   for (const uint32_t rank : {1u, 0u}) {
     SyncRequest done = job.make(SyncVerb::advance, rank, 0);
     done.units = {{0, 0}};

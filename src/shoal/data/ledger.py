@@ -5,10 +5,13 @@ That a unit is done is not said here: the worker says it with the step that used
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import ClassVar, Protocol, TypeAlias
 
+from shoal.data.patience import patience_s
 from shoal.errors import BadInput, Internal
 
 __all__ = ["LEASE_UNITS_MAX", "Lease", "LeasedLedger", "Ledger", "StaticLedger"]
@@ -20,6 +23,9 @@ Lease: TypeAlias = Callable[[int, int, int], Sequence[tuple[int, int]]]
 
 # However fast a step is, a worker that dies takes no more units down with it than this.
 LEASE_UNITS_MAX = 4096
+# A unit that takes this long, and far longer than others, is late: see `shoal.data.patience`.
+LATE_S = 10.0
+_SEEN_MAX = 64
 # A worker asks at least so often in a pass, or the first one to measure a fast step would take all of it.
 _LEASES_A_PASS = 8
 
@@ -33,6 +39,8 @@ class Ledger(Protocol):
     remembers: ClassVar[bool] = False
     # Grows when all that was handed out has returned: what was drawn before is nobody's any more.
     life: int = 0
+    # Units that took too long: what was leased with them is left to others.
+    _late: int = 0
 
     def begin(self, epoch: int, batches: int, workers: int) -> int:
         """A pass of so many batches (0: nobody knows) begins: the number of workers that it is cut for, which
@@ -44,9 +52,9 @@ class Ledger(Protocol):
         """The units that this worker shall train, of `total`; drawn one by one, some ahead of their use."""
         ...
 
-    def _while_alive(self, units: Iterable[int]) -> Iterator[int]:
-        life = self.life
-        return takewhile(lambda _: self.life == life, units)
+    def _while_held(self, units: Iterable[int]) -> Iterator[int]:
+        now = (self.life, self._late)
+        return takewhile(lambda _: (self.life, self._late) == now, units)
 
     def spent(self, seconds: float) -> None:
         """A unit took the loop this long."""
@@ -99,9 +107,9 @@ class StaticLedger(Ledger):
             self._given = epoch
             # Who has come since the pass began has none of its own.
             own = range(self.rank, total if self.rank < self.n else 0, self.n)
-            return self._while_alive(unit for unit in own if unit not in self._done)
+            return self._while_held(unit for unit in own if unit not in self._done)
         ranges = self._lease(self.rank, epoch, 1)
-        return self._while_alive(unit for begin, end in ranges for unit in range(begin, end))
+        return self._while_held(unit for begin, end in ranges for unit in range(begin, end))
 
     def finish(self, epoch: int) -> bool:
         return True if self._end is None else self._end(self.rank, epoch)
@@ -111,7 +119,9 @@ class LeasedLedger(Ledger):
     """Asks `lease` for about a second of work at a time, at least one unit.
 
     `begin` is called before the first lease of a pass; `end(rank, epoch)` when nothing is left to lease and
-    all of this worker's units are trained: it waits for the others and says whether the pass is over.
+    all of this worker's units are trained: it waits for the others and says whether the pass is over. Where a
+    unit is late, the rest of its lease is left to others: the job's ledger gets it back at the pass's end, or
+    has given it to them by then.
     """
 
     remembers = True
@@ -131,6 +141,7 @@ class LeasedLedger(Ledger):
         self._lease, self._begin, self._end = lease, begin, end
         self._lease_s = lease_s
         self._unit_s: float | None = None
+        self._seen: deque[float] = deque(maxlen=_SEEN_MAX)
 
     def begin(self, epoch: int, batches: int, workers: int) -> int:
         if self._begin is not None:
@@ -138,7 +149,7 @@ class LeasedLedger(Ledger):
         return self.n
 
     def units(self, epoch: int, total: int) -> Iterator[int]:
-        left = total
+        left, life = total, self.life
         while ranges := self._lease(self.rank, epoch, self.want(left)):
             # Units go in order. Leases get short towards the end: who holds the last ones trains alone.
             left = min(left, total - max(end for _, end in ranges))
@@ -147,7 +158,9 @@ class LeasedLedger(Ledger):
                     raise Internal(
                         f"the ledger leased units {begin} to {end} of pass {epoch}, which has {total}"
                     )
-                yield from self._while_alive(range(begin, end))
+            yield from self._while_held(unit for begin, end in ranges for unit in range(begin, end))
+            if self.life != life:
+                return
 
     def rejoined(self) -> None:
         """The worker was evicted, and is back."""
@@ -163,6 +176,12 @@ class LeasedLedger(Ledger):
     def spent(self, seconds: float) -> None:
         # A moving mean over about five units: follows a change of speed, forgets a single slow step.
         self._unit_s = seconds if self._unit_s is None else 0.8 * self._unit_s + 0.2 * seconds
+        self._late += seconds > self.patience_s()
+        self._seen.append(seconds)
+
+    def patience_s(self, ceiling_s: float = math.inf) -> float:
+        """After how long a unit is late, by those that this worker has trained."""
+        return patience_s(self._seen, LATE_S, ceiling_s)
 
     def finish(self, epoch: int) -> bool:
         return True if self._end is None else bool(self._end(self.rank, epoch))

@@ -13,6 +13,7 @@ for anybody, and the pass is still to be made. Which of both it is can be seen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ class Passes:
         self._reads = (-1, 0)  # in which part of the script, and how many in it
         self._counts = True
         self._used = self._broken = -1  # the last pass that was stepped with, and the last that was left
+        self._overdue = False  # whether what others hold has become late
+        self._patient = False  # there was nothing to take over: they are busy with something else
         self._handed_out = False  # whether leases went to a loop that only read
         self.uncounted: BadInput | None = None  # why a batch of UNKNOWN samples has so many
         self._trains = False  # whether a pass over this loader was one of training
@@ -175,11 +178,14 @@ class Passes:
             )
 
     def _lease(self, rank: int, epoch: int, want: int) -> list[tuple[int, int]]:
+        overdue, self._overdue = self._overdue, False
         try:
-            return self._worker.rounds.lease(self._first + epoch, want)
+            ranges = self._worker.rounds.lease(self._first + epoch, want, overdue=overdue)
         except Fenced:
             self._worker.lives.rejoin()
             return []
+        self._patient = overdue and not ranges
+        return ranges
 
     def rejoined(self) -> None:
         """The worker was evicted, and is back: what it holds is only what the job's ledger says."""
@@ -382,9 +388,15 @@ class Passes:
         if streamed is not None:
             worker.ledger.streamed(number, streamed, self._got - worker.lost[number])
         shares = self._batches // (1 if self._split else self._cut) if self._static else 0
+        ledger, patience_s = self.loader.ledger, math.inf
+        if isinstance(ledger, LeasedLedger) and not self._patient:
+            patience_s = ledger.patience_s(worker.waits.seconds / 2)
+        late = monotonic() + patience_s
+        name = f"pass {epoch}{self._name}"
         with worker.waiting():
-            step = worker.waits.end_of_pass(number, f"pass {epoch}{self._name}", shares=shares)
+            step = worker.waits.end_of_pass(number, name, shares=shares, patience_s=patience_s)
         if step is None:
+            self._overdue = monotonic() >= late
             return False
         worker.goes_on(step)
         worker.strategy.refresh()
