@@ -111,9 +111,8 @@ class Session:
         if isinstance(failure, Fenced):
             who = "this client" if self.name is None else f"client {self.name!r}"
             return Fenced(
-                f"{where}: {who} was fenced: a newer client of the same name took over, or its lease was "
-                f"over. To go on, call client.rejoin(), or shoal.connect() with a name of its own if both "
-                f"shall work ({error.args[1]})"
+                f"{where}: {who} was fenced: a newer client of the same name took over. To go on, call "
+                f"shoal.connect() again, with a name of its own if both shall work ({error.args[1]})"
             )
         if isinstance(failure, Timeout):
             seen = str(failure).partition(_CORE_ADVICE)[0].rstrip("; ")
@@ -309,7 +308,7 @@ class Client:
         return name
 
     def rejoin(self) -> None:
-        """Go on after an eviction: the lease was over, since this process stood still or was cut off.
+        """Go on after an eviction of a worker's client: its process stood still, or was cut off.
 
         Tables and tensors that it has opened stay good. What was on its way when it was evicted may be on
         some of the servers. Raises Fenced if another client has taken its name meanwhile.
