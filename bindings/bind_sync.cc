@@ -105,8 +105,11 @@ Ranges ranges_of(const SyncReply& reply) {
   return ranges;
 }
 
-Ranges lease(const PyClientPtr& self, uint32_t rank, uint64_t epoch, uint64_t want, double timeout_s) {
-  return ranges_of(ask(self, request_of(SyncVerb::lease, rank, epoch, want), timeout_s).reply);
+Ranges lease(const PyClientPtr& self, uint32_t rank, uint64_t epoch, uint64_t want, bool overdue,
+             double timeout_s) {
+  SyncRequest request = request_of(SyncVerb::lease, rank, epoch, want);
+  request.step = overdue ? kOverdue : 0;
+  return ranges_of(ask(self, std::move(request), timeout_s).reply);
 }
 
 std::pair<uint64_t, std::vector<uint64_t>> resume(const PyClientPtr& self, uint32_t rank, uint64_t epoch,
@@ -149,7 +152,7 @@ void bind_sync(nb::class_<PyClient>& c) {
         return ask(self, std::move(request), timeout_s).reply.step;
       },
       nb::kw_only(), "epoch"_a, "units"_a, "split"_a = false, "fixed"_a = false, "timeout_s"_a);
-  c.def("lease", &lease, nb::kw_only(), "rank"_a, "epoch"_a, "want"_a, "timeout_s"_a);
+  c.def("lease", &lease, nb::kw_only(), "rank"_a, "epoch"_a, "want"_a, "overdue"_a = false, "timeout_s"_a);
   c.def(
       "pass_end",
       [](const PyClientPtr& self, uint32_t rank, uint64_t epoch, double timeout_s) {
@@ -159,10 +162,12 @@ void bind_sync(nb::class_<PyClient>& c) {
       nb::kw_only(), "rank"_a, "epoch"_a, "timeout_s"_a);
   c.def(
       "leave",
-      [](const PyClientPtr& self, uint32_t rank, double timeout_s) {
-        ask(self, request_of(SyncVerb::leave, rank), timeout_s);
+      [](const PyClientPtr& self, uint32_t rank, bool away, double timeout_s) {
+        SyncRequest request = request_of(SyncVerb::leave, rank);
+        request.step = away ? kAway : 0;
+        ask(self, std::move(request), timeout_s);
       },
-      nb::kw_only(), "rank"_a, "timeout_s"_a = 10.0);
+      nb::kw_only(), "rank"_a, "away"_a = false, "timeout_s"_a = 10.0);
   c.def("resume", &resume, nb::kw_only(), "rank"_a, "epoch"_a, "timeout_s"_a);
   c.def("ledger_report", &ledger_report, nb::kw_only(), "epoch"_a, "timeout_s"_a);
 }

@@ -146,7 +146,7 @@ bool SyncShard::decode(std::span<const std::byte> in) {
   anew.opened_ = numbers[5];
   for (uint64_t i = 0; i < numbers[1]; ++i) {
     MemberImage image{};
-    if (!unpack(in, image) || image.phase > static_cast<uint32_t>(Phase::gone)) return false;
+    if (!unpack(in, image) || image.phase > static_cast<uint32_t>(Phase::away)) return false;
     Member& member = anew.members_.emplace_back();
     member.client = image.client;
     member.incarnation = image.incarnation;

@@ -16,9 +16,9 @@ enum class SyncVerb : uint32_t {
   advance = 2,      // "I finished `step`; may I go on?"
   state = 3,        // who is where
   ledger_open = 4,  // the pass `epoch` has `count` batches; `step` says how they are cut
-  lease = 5,        // up to `count` units of it
+  lease = 5,        // up to `count` units of it; with kOverdue in `step` also of what others hold
   pass_end = 6,     // "I have nothing left to do in this pass"
-  leave = 7,        // for good; of a newer life of the same client: the older one is evicted
+  leave = 7,        // for good; of a newer life of the same client: the older one is evicted (kAway)
   report = 8,       // what became of the units of a pass
   resume = 9,   // the first pass from `epoch` on that is not over; what of it is done of a rank's own units
   resize = 10,  // the job goes on with the workers of `config`
@@ -44,6 +44,9 @@ struct SyncConfig {
 // How a pass is handed out, as flags in `step` of ledger_open.
 inline constexpr uint64_t kSplit = 1;   // a batch is cut into as many units as there are workers
 inline constexpr uint64_t kStatic = 2;  // rank r of n has every n-th unit from r on
+
+inline constexpr uint64_t kOverdue = 1;  // in `step` of lease
+inline constexpr uint64_t kAway = 1;     // in `step` of leave: nobody is known to replace it
 
 // A unit of data: part p of batch b of n workers is b * n + p.
 struct UnitName {

@@ -70,7 +70,8 @@ std::vector<SyncShard::Answer> SyncShard::handle(const SyncRequest& request, uin
       case SyncVerb::resize: status = resize(request); break;
       case SyncVerb::lease:
         if (const auto it = passes_.find(request.epoch); it != passes_.end())
-          for (const auto& [begin, end] : it->second.ledger.lease(request.rank, request.count))
+          for (const auto& [begin, end] :
+               it->second.ledger.lease(request.rank, request.count, request.step == kOverdue))
             reply.numbers.insert(reply.numbers.end(), {begin, end});
         break;
       case SyncVerb::pass_end: pass_end(request); break;
@@ -118,7 +119,7 @@ Status SyncShard::open(const SyncRequest& request) {
   Member& member = members_[request.rank];
   const bool another = member.client != request.client || member.incarnation != request.incarnation;
   if (another && member.phase != Phase::absent) depart(request.rank, Phase::gone);
-  const bool back = member.phase == Phase::left || member.phase == Phase::gone;
+  const bool back = member.phase == Phase::left || member.phase == Phase::gone || member.phase == Phase::away;
   if (back && config_.take != Take::round) {
     // The step that it broke off has a number that was used; and nobody shall wait until it has caught up.
     uint64_t slowest = UINT64_MAX;
@@ -189,7 +190,8 @@ Status SyncShard::resize(const SyncRequest& request) {
   for (uint32_t rank = before; rank < config_.workers; ++rank) enter(members_[rank], Phase::gone);
   for (size_t rank = config_.workers; rank < members_.size(); ++rank) {
     Phase& phase = members_[rank].phase;
-    if (phase == Phase::gone || phase == Phase::absent) depart(static_cast<uint32_t>(rank), phase);
+    if (phase == Phase::gone || phase == Phase::away || phase == Phase::absent)
+      depart(static_cast<uint32_t>(rank), phase);
   }
   return {};
 }
@@ -207,7 +209,11 @@ Status SyncShard::ledger_open(const SyncRequest& request, SyncReply& reply) {
                                  " units are allowed: use larger batches"};
   }
   const uint64_t stride = (request.step & kStatic) != 0 ? now.workers : 0;
-  if (now.ledger.units() == 0) now.ledger = WorkLedger(units, now.workers, stride);
+  if (now.ledger.units() == 0) {
+    now.ledger = WorkLedger(units, now.workers, stride);
+    for (uint32_t rank = 0; rank < members_.size(); ++rank)
+      if (members_[rank].phase == Phase::away) now.ledger.abandon(rank);
+  }
   if (now.ledger.units() == units) return {};
   return {Code::mismatch, "epoch " + std::to_string(request.epoch) + " was opened with " +
                               std::to_string(now.ledger.units()) + " units, rank " +
@@ -229,7 +235,7 @@ void SyncShard::leave(const SyncRequest& request) {
   const bool late = member.client != request.client || member.incarnation > request.incarnation;
   if (late && !never_came) return;
   const bool itself = member.client == request.client && member.incarnation == request.incarnation;
-  depart(request.rank, itself ? Phase::left : Phase::gone);
+  depart(request.rank, itself ? Phase::left : request.step == kAway ? Phase::away : Phase::gone);
   member.client = request.client;
   member.incarnation = request.incarnation;
 }
@@ -239,10 +245,11 @@ void SyncShard::depart(uint32_t rank, Phase phase) {
   Member& member = members_[rank];
   const bool for_good = rank >= config_.workers;  // the job has become smaller
   if (for_good) phase = Phase::left;
+  const bool abandons = for_good || (phase == Phase::away && member.phase != Phase::left);
   for (auto& [epoch, pass] : passes_)
-    if (for_good && !is_over(epoch)) pass.ledger.abandon(rank);
+    if (abandons && !is_over(epoch)) pass.ledger.abandon(rank);
   if (member.phase == Phase::left) return;
-  if (member.phase == Phase::gone) return enter(member, phase);
+  if (member.phase == Phase::gone || member.phase == Phase::away) return enter(member, phase);
   if (member.parked) turn_away(member, member.parked->tokens.size());
   member.parked.reset();
   CommitEntry rest{.client = member.client, .step = member.finished, .incarnation = member.incarnation};
@@ -307,7 +314,8 @@ bool SyncShard::is_stale(const SyncRequest& request) {
 }
 
 bool SyncShard::counts(const Member& member) const {
-  return member.phase != Phase::left && member.phase != Phase::at_end && member.phase != Phase::gone;
+  return member.phase != Phase::left && member.phase != Phase::at_end && member.phase != Phase::gone &&
+         member.phase != Phase::away;
 }
 
 bool SyncShard::may_start(const Member& member) const {

@@ -45,8 +45,17 @@ class SyncShard {
   bool decode(std::span<const std::byte> in);  // false: not a sync shard; nothing has changed
 
   // What a worker is doing, in the numbers of `state`: (clock, phase, milliseconds in that phase) per rank
-  // behind the count of dropped contributions. Gone: evicted, and another life of its rank is to come.
-  enum class Phase : uint64_t { absent = 0, working = 1, waiting = 2, at_end = 3, left = 4, gone = 5 };
+  // behind the count of dropped contributions. Gone: evicted, and another life of its rank is to come. Away:
+  // evicted, and nobody knows of another: the rest does its part.
+  enum class Phase : uint64_t {
+    absent = 0,
+    working = 1,
+    waiting = 2,
+    at_end = 3,
+    left = 4,
+    gone = 5,
+    away = 6
+  };
 
  private:
   struct Parked {

@@ -2,7 +2,7 @@
 
 namespace shoal {
 
-std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want) {
+std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want, bool overdue) {
   std::vector<Range> ranges;
   leased_ = true;
   make_room(rank);
@@ -18,12 +18,21 @@ std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want) {
   while (want > 0 && !returned_.empty()) take(returned_.extract(returned_.begin()).value());
   for (; want > 0 && stride_ == 0 && fresh_ < units_.size(); ++fresh_)
     if (!units_[fresh_].done) take(fresh_);
+  if (!overdue || !ranges.empty()) return ranges;
+  for (uint64_t unit = 0; want > 0 && unit < units_.size(); ++unit) {
+    Unit& u = units_[unit];
+    if (u.holder == kNobody || u.holder == rank || u.taken_over) continue;
+    release(u);
+    take(unit);
+    u.taken_over = true;
+  }
   return ranges;
 }
 
 void WorkLedger::release(Unit& unit) {
   if (unit.holder != kNobody) --held_[unit.holder];
   unit.holder = kNobody;
+  unit.taken_over = false;
 }
 
 void WorkLedger::done(uint32_t rank, uint64_t unit) {
@@ -65,7 +74,7 @@ void WorkLedger::make_room(uint32_t rank) {
 std::vector<uint64_t> WorkLedger::done_of(uint32_t rank) const {
   std::vector<uint64_t> done;
   for (uint64_t unit = rank; stride_ > rank && unit < units_.size(); unit += stride_)
-    if (units_[unit].done) done.push_back(unit);
+    if (units_[unit].done || units_[unit].holder != kNobody || returned_.contains(unit)) done.push_back(unit);
   return done;
 }
 

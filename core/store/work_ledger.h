@@ -30,7 +30,8 @@ class WorkLedger {
   bool available() const { return !returned_.empty() || (leased_ && stride_ == 0 && fresh_ < units_.size()); }
   uint32_t ranks() const { return static_cast<uint32_t>(by_rank_.size()); }
 
-  std::vector<Range> lease(uint32_t rank, uint64_t want);
+  // `overdue`: where nothing else is left, what others hold is taken from them, once.
+  std::vector<Range> lease(uint32_t rank, uint64_t want, bool overdue = false);
   // Units outside the pass are ignored. One that nobody leased may be done, too: its owner is then known
   // without asking.
   void done(uint32_t rank, uint64_t unit);
@@ -39,7 +40,7 @@ class WorkLedger {
   // What it has without asking is leased to others.
   void abandon(uint32_t rank);
 
-  // Of the units that it has without asking.
+  // Of the units that it has without asking: those that are done, or others' by now.
   std::vector<uint64_t> done_of(uint32_t rank) const;
 
   // sync_image.cc. Where it is not `live` what was handed out and not done is to be handed out again.
@@ -55,6 +56,7 @@ class WorkLedger {
     uint32_t holder = kNobody;
     uint16_t uses = 0;
     bool done = false;
+    bool taken_over = false;  // by its holder, from one that was late
   };
   void release(Unit& unit);
   void make_room(uint32_t rank);

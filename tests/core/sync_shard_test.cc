@@ -298,6 +298,56 @@ TEST(an_evicted_worker_is_still_to_come) {
   CHECK_EQ(job.get(job.send(next)).step, 1);  // the same job, though nobody was left
 }
 
+TEST(the_part_of_one_that_is_away_is_done_by_the_rest_also_in_later_passes) {
+  Job job({.workers = 2, .take = Take::round});
+  const auto open_static = [&](uint64_t epoch) {
+    SyncRequest open = job.make(SyncVerb::ledger_open, 0, kStatic);
+    open.epoch = epoch;
+    open.count = 4;
+    CHECK_EQ(job.get(job.send(open)).step, 2);
+  };
+  open_static(0);
+  SyncRequest evict = job.make(SyncVerb::leave, 1, kAway);
+  evict.incarnation = 1;
+  job.send(evict);
+  open_static(1);
+  CHECK(job.get(job.epoch_ask(SyncVerb::lease, 0, 0, 1)).numbers == (std::vector<uint64_t>{1, 2}));
+  CHECK(job.get(job.epoch_ask(SyncVerb::lease, 0, 1, 9)).numbers == (std::vector<uint64_t>{1, 2, 3, 4}));
+  SyncRequest back = job.make(SyncVerb::open, 1);
+  back.incarnation = 2;
+  job.send(back);
+  SyncRequest resume = job.make(SyncVerb::resume, 1);  // what others have, or may take, is not its own
+  CHECK(job.get(job.send(resume)).numbers == (std::vector<uint64_t>{1, 3}));
+  SyncRequest lease = job.make(SyncVerb::lease, 1);
+  lease.incarnation = 2;
+  lease.count = 9;
+  CHECK(job.get(job.send(lease)).numbers == (std::vector<uint64_t>{3, 4}));
+}
+
+TEST(what_is_overdue_is_taken_from_its_holder_and_both_uses_count) {
+  Job job({.workers = 2});
+  job.epoch_ask(SyncVerb::ledger_open, 0, 0, 2);
+  job.epoch_ask(SyncVerb::lease, 1, 0, 1);
+  const auto overdue = [&] {
+    SyncRequest lease = job.make(SyncVerb::lease, 0, kOverdue);
+    lease.count = 9;
+    return job.get(job.send(lease)).numbers;
+  };
+  CHECK(overdue() == (std::vector<uint64_t>{1, 2}));  // what nobody has comes first
+  CHECK(overdue() == (std::vector<uint64_t>{0, 1}));
+  CHECK(overdue().empty());                                    // it has all itself
+  SyncRequest third = job.make(SyncVerb::lease, 1, kOverdue);  // of what was taken over nobody takes again
+  third.count = 9;
+  CHECK(job.get(job.send(third)).numbers == (std::vector<uint64_t>{1, 2}));
+  for (const uint32_t rank : {1u, 0u}) {
+    SyncRequest done = job.make(SyncVerb::advance, rank, 0);
+    done.units = {{0, 0}};
+    job.send(done);
+  }
+  SyncRequest report = job.make(SyncVerb::report, 0);  // units, done; by rank; used 0, 1 and 2 times
+  CHECK(job.get(job.send(report)).numbers == (std::vector<uint64_t>{2, 1, 1, 1, 1, 0, 1}));
+}
+
 TEST(who_comes_late_hears_what_is_over_and_what_is_done) {
   Job job({.workers = 2, .take = Take::round});
   for (const uint64_t epoch : {0, 1}) {

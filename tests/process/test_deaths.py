@@ -17,8 +17,7 @@ import pytest
 from run_jobs import CLEAN, DEADLINE_S, SCRIPT, Jobs, wait_until
 
 import shoal
-from shoal.store.rounds import Rounds
-from shoal.train.environment import client_name
+from shoal.store.rounds import Rounds, client_name
 
 pytestmark = pytest.mark.process
 DYING = str(Path(__file__).with_name("dying_script.py"))
@@ -161,7 +160,7 @@ def test_one_that_is_killed_and_one_that_stands_still_are_replaced(jobs: Jobs, t
 
 
 def test_a_fenced_worker_that_wakes_changes_nothing(tmp_path: Path) -> None:
-    """Without a supervisor: another client of its name evicts it while it stands still."""
+    """Without a supervisor: another client takes its name while it stands still, and keeps it."""
     with shoal.LocalCluster(servers=2) as cluster, cluster.connect() as client:
         environment = {**CLEAN, "SHOAL_ADDRESS": cluster.address, "SHOAL_TOKEN": cluster.token}
         environment |= {"SHOAL_RANK": "0", "SHOAL_WORLD_SIZE": "1", "SHOAL_SYNC": "asp"}
@@ -171,9 +170,9 @@ def test_a_fenced_worker_that_wakes_changes_nothing(tmp_path: Path) -> None:
                 wait_until(lambda: (tmp_path / "stopped").exists())
                 with cluster.connect(name=client_name(0)) as evictor:
                     Rounds(evictor, 0, 1).leave()
-                rows = client.table("counts").pull(range(SAMPLES)).copy()
-                process.send_signal(signal.SIGCONT)
-                _, said = process.communicate(timeout=DEADLINE_S)
+                    rows = client.table("counts").pull(range(SAMPLES)).copy()
+                    process.send_signal(signal.SIGCONT)
+                    _, said = process.communicate(timeout=DEADLINE_S)
             finally:
                 process.kill()
         assert process.returncode == 1

@@ -105,6 +105,11 @@ def test_a_name_that_is_used_again_fences_the_older_client(cluster: shoal.LocalC
             ):
                 with pytest.raises(shoal.Fenced, match=said):
                     call()
+            with pytest.raises(shoal.Fenced, match="another process has its place"):
+                old.rejoin()
+        old.rejoin()  # its name is free again
+        assert old.incarnation == 3
+        table.push([1], np.ones((1, 1), np.float32))
 
 
 def test_a_wrong_token_is_refused(cluster: shoal.LocalCluster) -> None:

@@ -90,19 +90,25 @@ class IndexedSource:
     ) -> Iterator[Handed]:
         total = self._plan.units(len(batches))
         units = ledger.units(epoch, total)
-        yield from self._fetch(
-            batches, units if ledger.remembers else (unit for unit in units if unit not in done)
-        )
-        if ledger.ordered and self._plan.idle(self._rank, len(batches)):
-            yield Handed(NO_UNIT, 0, 0)
-        while not ledger.finish(epoch):
-            if isinstance(batches, _Streamed):  # and over: what came back is looked up in another drawing
+        if not ledger.remembers:
+            units = (unit for unit in units if unit not in done)
+        idle = ledger.ordered and self._plan.idle(self._rank, len(batches))
+        while True:
+            life = ledger.life
+            yield from self._fetch(batches, units, ledger)
+            if idle and ledger.life == life:
+                idle = False
+                yield Handed(NO_UNIT, 0, 0)
+            if ledger.life == life and ledger.finish(epoch):
+                return
+            if isinstance(batches, _Streamed):  # what came back is looked up in another drawing
                 self._order.load(state)
                 batches = _Kept(self._order.begin(epoch))
-            yield from self._fetch(batches, ledger.units(epoch, total))
+            units = ledger.units(epoch, total)
 
-    def _fetch(self, batches: _Batches, units: Iterable[int]) -> Iterator[Handed]:
+    def _fetch(self, batches: _Batches, units: Iterable[int], ledger: Ledger) -> Iterator[Handed]:
         queue: deque[Handed] = deque()
+        life = ledger.life
         self._feed.parts = self._parts(batches, units, queue.append)
         fetched: Iterator[Any] = iter(self._fetching)
         if self.seen is not None:
@@ -110,6 +116,8 @@ class IndexedSource:
         ended = object()
         while True:
             batch = next(fetched, ended)
+            if ledger.life != life:  # what was drawn ahead is nobody's any more
+                return
             # Empty parts drawn before this batch come first; with none after them they come at the end.
             while queue and not queue[0].samples:
                 yield queue.popleft()

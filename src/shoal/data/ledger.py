@@ -5,9 +5,13 @@ That a unit is done is not said here: the worker says it with the step that used
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import ClassVar, Protocol, TypeAlias
 
+from shoal.data.patience import patience_s
 from shoal.errors import BadInput, Internal
 
 __all__ = ["LEASE_UNITS_MAX", "Lease", "LeasedLedger", "Ledger", "StaticLedger"]
@@ -19,6 +23,9 @@ Lease: TypeAlias = Callable[[int, int, int], Sequence[tuple[int, int]]]
 
 # However fast a step is, a worker that dies takes no more units down with it than this.
 LEASE_UNITS_MAX = 4096
+# A unit that takes this long, and far longer than others, is late: see `shoal.data.patience`.
+LATE_S = 10.0
+_SEEN_MAX = 64
 # A worker asks at least so often in a pass, or the first one to measure a fast step would take all of it.
 _LEASES_A_PASS = 8
 
@@ -30,6 +37,10 @@ class Ledger(Protocol):
     ordered: ClassVar[bool] = False
     # Whether it knows itself what was done before a restart.
     remembers: ClassVar[bool] = False
+    # Grows when all that was handed out has returned: what was drawn before is nobody's any more.
+    life: int = 0
+    # Units that took too long: what was leased with them is left to others.
+    _late: int = 0
 
     def begin(self, epoch: int, batches: int, workers: int) -> int:
         """A pass of so many batches (0: nobody knows) begins: the number of workers that it is cut for, which
@@ -40,6 +51,10 @@ class Ledger(Protocol):
     def units(self, epoch: int, total: int) -> Iterator[int]:
         """The units that this worker shall train, of `total`; drawn one by one, some ahead of their use."""
         ...
+
+    def _while_held(self, units: Iterable[int]) -> Iterator[int]:
+        now = (self.life, self._late)
+        return takewhile(lambda _: (self.life, self._late) == now, units)
 
     def spent(self, seconds: float) -> None:
         """A unit took the loop this long."""
@@ -74,20 +89,27 @@ class StaticLedger(Ledger):
         self.rank, self.n = rank, n
         self._begin, self._lease, self._end = begin, lease, end
         self._given = -1  # the pass whose own units were given
+        self._done: frozenset[int] = frozenset()  # of those of its own
 
     def begin(self, epoch: int, batches: int, workers: int) -> int:
         if self._begin is not None:
             self.n = self._begin(epoch, batches)
-        self._given = -1
+        self._given, self._done = -1, frozenset()
         return self.n
+
+    def rejoined(self, done: Iterable[int]) -> None:
+        """The worker was evicted, and is back: of its own units these are done, or others' by now."""
+        self._given, self._done = -1, frozenset(done)
+        self.life += 1
 
     def units(self, epoch: int, total: int) -> Iterator[int]:
         if self._given != epoch or self._lease is None:
             self._given = epoch
             # Who has come since the pass began has none of its own.
-            return iter(range(self.rank, total if self.rank < self.n else 0, self.n))
+            own = range(self.rank, total if self.rank < self.n else 0, self.n)
+            return self._while_held(unit for unit in own if unit not in self._done)
         ranges = self._lease(self.rank, epoch, 1)
-        return (unit for begin, end in ranges for unit in range(begin, end))
+        return self._while_held(unit for begin, end in ranges for unit in range(begin, end))
 
     def finish(self, epoch: int) -> bool:
         return True if self._end is None else self._end(self.rank, epoch)
@@ -97,7 +119,9 @@ class LeasedLedger(Ledger):
     """Asks `lease` for about a second of work at a time, at least one unit.
 
     `begin` is called before the first lease of a pass; `end(rank, epoch)` when nothing is left to lease and
-    all of this worker's units are trained: it waits for the others and says whether the pass is over.
+    all of this worker's units are trained: it waits for the others and says whether the pass is over. Where a
+    unit is late, the rest of its lease is left to others: the job's ledger gets it back at the pass's end, or
+    has given it to them by then.
     """
 
     remembers = True
@@ -117,6 +141,7 @@ class LeasedLedger(Ledger):
         self._lease, self._begin, self._end = lease, begin, end
         self._lease_s = lease_s
         self._unit_s: float | None = None
+        self._seen: deque[float] = deque(maxlen=_SEEN_MAX)
 
     def begin(self, epoch: int, batches: int, workers: int) -> int:
         if self._begin is not None:
@@ -124,7 +149,7 @@ class LeasedLedger(Ledger):
         return self.n
 
     def units(self, epoch: int, total: int) -> Iterator[int]:
-        left = total
+        left, life = total, self.life
         while ranges := self._lease(self.rank, epoch, self.want(left)):
             # Units go in order. Leases get short towards the end: who holds the last ones trains alone.
             left = min(left, total - max(end for _, end in ranges))
@@ -133,7 +158,13 @@ class LeasedLedger(Ledger):
                     raise Internal(
                         f"the ledger leased units {begin} to {end} of pass {epoch}, which has {total}"
                     )
-                yield from range(begin, end)
+            yield from self._while_held(unit for begin, end in ranges for unit in range(begin, end))
+            if self.life != life:
+                return
+
+    def rejoined(self) -> None:
+        """The worker was evicted, and is back."""
+        self.life += 1
 
     def want(self, left: int) -> int:
         """How many units the next lease asks for, where so many are not handed out yet."""
@@ -145,6 +176,12 @@ class LeasedLedger(Ledger):
     def spent(self, seconds: float) -> None:
         # A moving mean over about five units: follows a change of speed, forgets a single slow step.
         self._unit_s = seconds if self._unit_s is None else 0.8 * self._unit_s + 0.2 * seconds
+        self._late += seconds > self.patience_s()
+        self._seen.append(seconds)
+
+    def patience_s(self, ceiling_s: float = math.inf) -> float:
+        """After how long a unit is late, by those that this worker has trained."""
+        return patience_s(self._seen, LATE_S, ceiling_s)
 
     def finish(self, epoch: int) -> bool:
         return True if self._end is None else bool(self._end(self.rank, epoch))

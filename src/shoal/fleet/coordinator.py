@@ -11,7 +11,7 @@ What it decides:
    later get shards of the others. One that ends, or is not heard of for a lease, is given up where others
    hold copies; what it says afterwards is not heard;
 3. clients get an id and an incarnation, by `shoal.fleet.grants`. Before the placement exists they wait, up
-   to their own deadline;
+   to their own deadline. A worker that is not heard of for a lease is evicted;
 4. tables and tensors, by `shoal.store.catalogue`;
 5. checkpoints, by `shoal.fleet.cuts`.
 """
@@ -19,13 +19,16 @@ What it decides:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import singledispatchmethod
+from typing import Literal
+
+import msgspec
 
 from shoal.config import CoordinatorOptions
-from shoal.errors import BadInput, Refused, ShoalError, Timeout, Unavailable, code_of
+from shoal.errors import BadInput, Refused, ShoalError, Unavailable, code_of
+from shoal.fleet.attendance import JOIN_S, RESTORED_S, Attendance
 from shoal.fleet.balance import ShardCosts
-from shoal.fleet.cuts import Cuts, Replies
+from shoal.fleet.cuts import Cuts
 from shoal.fleet.decisions import (
     ClientGranted,
     ClusterFormed,
@@ -40,8 +43,9 @@ from shoal.fleet.decisions import (
 from shoal.fleet.grants import Grants
 from shoal.fleet.leases import LEASE_S, Leases
 from shoal.fleet.losses import Losses
+from shoal.fleet.outcome import Outcome
 from shoal.fleet.placer import Placer
-from shoal.fleet.pulse import Beat, BeatKind
+from shoal.fleet.pulse import Beat, BeatKind, Hello
 from shoal.fleet.roster import Roster
 from shoal.fleet.waiting import Waiting, Watching, what_is_new
 from shoal.store import messages as m
@@ -52,14 +56,6 @@ __all__ = ["Coordinator", "Outcome"]
 TABLES_PER_PAGE = 200
 # A closed connection is mostly that of a dead process; one that lives registers again at once.
 _SUSPECT_S = 0.5
-
-
-@dataclass
-class Outcome:
-    """What a request led to: decisions to journal first, then replies by connection."""
-
-    decisions: list[Decision] = field(default_factory=list)
-    replies: Replies = field(default_factory=list)
 
 
 class Coordinator:
@@ -81,6 +77,7 @@ class Coordinator:
         self._heard: dict[int, float] = {}  # when each server was last heard of; those with a copy elsewhere
         self._watching: list[Watching] = []
         self._grants = Grants(client_ids_from)
+        self._attendance = Attendance()
         self._catalogue = Catalogue()
         self._waiting: list[Waiting] = []
         self._began = now
@@ -149,37 +146,50 @@ class Coordinator:
         """Whether a cut is being made: a client that comes now must wait until it is."""
         return self._cuts.holding
 
+    def open_pulse(self, peer: int, hello: Hello, now: float) -> None:
+        """A client's pulse is connected."""
+        self.leases.open(peer, hello.client_id, hello.incarnation, now)
+        self._attendance.heard(hello.client_id, hello.incarnation, now)
+
     def beat(self, peer: int, beat: Beat, now: float) -> Outcome:
         """A client's pulse."""
         if beat.kind == BeatKind.BYE:
-            self.leases.give_up(peer)
-            return Outcome()
-        if not self.leases.renew(peer, beat, now):
+            ended = self.leases.give_up(peer)
+            return Outcome() if ended is None else self.left(ended.client_id, ended.incarnation)
+        lease = self.leases.renew(peer, beat, now)
+        if lease is None:
             raise Refused("the lease is over; the client must connect its pulse again")
+        self._attendance.heard(lease.client_id, lease.incarnation, now)
         held = beat.kind == BeatKind.HELD
         return Outcome(replies=self._cuts.held(peer, beat.number, now) if held else [])
 
+    def left(self, client_id: int, incarnation: int, state: str = "here") -> Outcome:
+        """A client is no more. If it was a worker, and no other has come since, its place is free."""
+        outcome, client = Outcome(), self._attendance.newest(client_id)
+        if client is not None and (client.incarnation, client.state) == (incarnation, state):
+            self._decide(outcome, msgspec.structs.replace(client, state="left"))
+        return outcome
+
     def tick(self, now: float) -> Outcome:
-        """Answer those whose deadline passed while they waited; give up servers whose lease has ended."""
+        """Answer those whose deadline passed while they waited; give up whose lease has ended."""
         outcome = Outcome(replies=self._cuts.tick(now))
         for waiting in [waiting for waiting in self._waiting if waiting.until <= now]:
             self._waiting.remove(waiting)
-            error = Timeout(
-                f"the cluster is not complete: servers {list(self._roster.missing)} of "
-                f"{self._options.servers} have not registered; waited {now - waiting.since:.1f} s for them"
-            )
-            outcome.replies.append((waiting.peer, m.Failure(code=code_of(error), message=str(error))))
+            outcome.replies.append((waiting.peer, waiting.too_late(self._roster, now)))
         for index, heard in list(self._heard.items()):
             if heard + self._options.lease_s <= now:
                 self._evict(index, f"not heard of for {now - heard:.1f} s", outcome)
                 if index in self._heard:  # it alone has a shard: perhaps it only sleeps
                     self._heard[index] = now
         self._tell_watchers(outcome, [w for w in self._watching if w.until <= now])
+        for name in self._attendance.missing(now):
+            outcome.evictions.append((name, self._grant(name, now, outcome, "evicting")))
         return outcome
 
     def late(self, by: float) -> None:
         """The caller's clock went on while nobody was heard, such as on a stopped machine: leases grow."""
         self.leases.was_late(by)
+        self._attendance.was_late(by)
         self._heard = {index: heard + by for index, heard in self._heard.items()}
 
     def next_deadline(self) -> float | None:
@@ -187,8 +197,7 @@ class Coordinator:
         deadlines = [waiting.until for waiting in self._waiting]
         deadlines += [watching.until for watching in self._watching]
         deadlines += [heard + self._options.lease_s for heard in self._heard.values()]
-        if self._cuts.deadline is not None:
-            deadlines.append(self._cuts.deadline)
+        deadlines += [at for at in (self._cuts.deadline, self._attendance.deadline) if at is not None]
         return min(deadlines, default=None)
 
     # Requests, one method each.
@@ -228,7 +237,7 @@ class Coordinator:
             self._decide(outcome, self._placer.first(self._options.shards, self._options.servers))
             waiting, self._waiting = self._waiting, []
             for client in waiting:
-                outcome.replies.append((client.peer, self._grant(client.name, outcome)))
+                outcome.replies.append((client.peer, self._grant(client.name, now, outcome)))
         if self._placer.placed is not None:
             self._changed(outcome)
 
@@ -293,8 +302,10 @@ class Coordinator:
     def _join(self, request: m.JoinCluster, peer: int, now: float, outcome: Outcome) -> None:
         name = request.name
         self._grants.check(name)
+        if request.instead_of is not None:
+            self._grants.check_place(name, request.instead_of)
         if self._placer.placed is not None:
-            outcome.replies.append((peer, self._grant(name, outcome)))
+            outcome.replies.append((peer, self._grant(name, now, outcome)))
             return
         until = now + max(0.0, request.wait_s)
         self._waiting.append(Waiting(peer=peer, name=name, since=now, until=until))
@@ -352,11 +363,8 @@ class Coordinator:
         outcome: Outcome,
         chains: Sequence[tuple[int, ...]],
     ) -> None:
-        owned: dict[int, list[int]] = {}
-        for shard, chain in enumerate(chains):
-            for index in chain:
-                owned.setdefault(index, []).append(shard)
-        shards = {index: tuple(mine) for index, mine in owned.items()}
+        owners = sorted({index for chain in chains for index in chain})
+        shards = {index: tuple(s for s, chain in enumerate(chains) if index in chain) for index in owners}
         outcome.replies += self._cuts.begin(peer, request, self._roster.peers, shards, now)
 
     @_handle.register
@@ -433,6 +441,7 @@ class Coordinator:
                 self._placer.apply(decision)
             case ClientGranted():
                 self._grants.apply(decision)
+                self._attendance.granted(decision, self._began + RESTORED_S)
             case TableDefined():
                 self._catalogue.restore(decision.entry)
 
@@ -468,7 +477,7 @@ class Coordinator:
 
     def _news(self, request: m.WatchPlacement) -> m.PlacementNews:
         tell, orders = what_is_new(request, self._placer)
-        info = self._placement_info() if tell else None
+        info = self._roster.placement(self._placement()) if tell else None
         heard, takeovers = self._losses.news(request, self._life)
         return m.PlacementNews(
             placement=info, fills=orders, life=self._life, heard=heard, takeovers=takeovers
@@ -479,22 +488,13 @@ class Coordinator:
             self._watching.remove(one)
             outcome.replies.append((one.peer, self._news(one.request)))
 
-    def _placement_info(self) -> m.PlacementInfo:
-        placed = self._placer.placed
-        assert placed is not None
-        return m.PlacementInfo(
-            version=placed.version,
-            weak=self._options.weak,
-            servers=self._roster.infos(),
-            terms=placed.terms,
-            chains=placed.chains,
-        )
-
-    def _grant(self, name: str | None, outcome: Outcome) -> m.ClientGrant:
-        granted = self._grants.next(name)
+    def _grant(
+        self, name: str | None, now: float, outcome: Outcome, state: Literal["here", "evicting"] = "here"
+    ) -> m.ClientGrant:
+        granted = self._grants.next(name, state)
         self._decide(outcome, granted)
+        self._attendance.granted(granted, now + JOIN_S)
+        placement = self._roster.placement(self._placement())
         return m.ClientGrant(
-            client_id=granted.client_id,
-            incarnation=granted.incarnation,
-            placement=self._placement_info(),
+            client_id=granted.client_id, incarnation=granted.incarnation, placement=placement
         )

@@ -23,12 +23,14 @@ from collections.abc import Callable, Sequence
 from shoal.config import CoordinatorOptions
 from shoal.errors import Refused, code_of
 from shoal.fleet import pulse
-from shoal.fleet.coordinator import Coordinator, Outcome
+from shoal.fleet.coordinator import Coordinator
 from shoal.fleet.decisions import Decision
+from shoal.fleet.evict import evict_in_background
 from shoal.fleet.journal import Journal, JournalLost
 from shoal.fleet.leases import LEASE_S
+from shoal.fleet.outcome import Outcome
 from shoal.store import messages as m
-from shoal.store.control import keep_alive
+from shoal.store.control import Address, keep_alive
 
 __all__ = ["CoordinatorServer"]
 
@@ -60,6 +62,7 @@ class CoordinatorServer:
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
         self.stop = asyncio.Event()
+        self._address = Address("127.0.0.1", 0)  # by which this process reaches itself
 
     def lead(self, journal: Journal, restored: Sequence[Decision], lost: Callable[[str], None]) -> None:
         """Go on from that journal, until it is lost, of which `lost` is told why. Raises JournalLost."""
@@ -88,6 +91,8 @@ class CoordinatorServer:
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until stopped."""
+        host, port = listener.getsockname()[:2]
+        self._address = Address("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
         server = await asyncio.start_server(self._connected, sock=listener, limit=m.FRAME_BYTES_MAX)
         try:
             await self.stop.wait()
@@ -153,7 +158,7 @@ class CoordinatorServer:
         if self._coordinator is None:
             raise ConnectionAbortedError("this coordinator leads no more")
         self._pulses.add(peer)
-        self._coordinator.leases.open(peer, hello.client_id, hello.incarnation, self._now())
+        self._coordinator.open_pulse(peer, hello, self._now())
         self._set_timer()
         writer.write(pulse.prove(self._token, "server", hello, nonce))
 
@@ -210,11 +215,29 @@ class CoordinatorServer:
             writer = self._writers.get(peer)
             if writer is not None:
                 writer.write(reply.encode() if isinstance(reply, pulse.PulseOrder) else m.encode(reply))
+        for name, grant in outcome.evictions:
+            self._evict(name, grant)
         if self._coordinator.holding:
             self._not_holding.clear()
         else:
             self._not_holding.set()
         self._set_timer()
+
+    def _evict(self, name: str, grant: m.ClientGrant) -> None:
+        loop, leader = asyncio.get_running_loop(), self._coordinator
+
+        def wanted() -> bool:
+            return self._coordinator is leader and not self.stop.is_set()
+
+        def left() -> None:
+            if leader is not None and wanted():
+                self._carry_out(leader.left(grant.client_id, grant.incarnation, "evicting"))
+
+        def done() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(left)
+
+        evict_in_background(self._address, self._token, name, grant, wanted, done)
 
     # Time.
 

@@ -6,7 +6,7 @@ that it describes, however often clients come and go.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -107,11 +107,15 @@ class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
 
 
 class ClientGranted(_Decision, frozen=True, kw_only=True, tag="client"):
-    """A client has this id and incarnation. Of those without a name only the highest id matters."""
+    """A client has this id and incarnation. Of those without a name only the highest id matters.
+
+    Of a worker: it is evicted under this life, or has left, and nobody has its place.
+    """
 
     name: str | None
     client_id: int
     incarnation: int
+    state: Literal["here", "evicting", "left"] = "here"
 
     @property
     def key(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shoal.config import check_name
-from shoal.errors import Refused
+from shoal.errors import Fenced, Refused
 from shoal.fleet.decisions import ClientGranted
 
 __all__ = ["Grants"]
@@ -29,12 +31,23 @@ class Grants:
         if name not in self._clients and len(self._clients) >= CLIENT_NAMES_MAX:
             raise Refused(f"there are {CLIENT_NAMES_MAX} named clients already; join without a name")
 
-    def next(self, name: str | None) -> ClientGranted:
+    def check_place(self, name: str | None, incarnation: int) -> None:
+        """Raise if another client has taken the place of that incarnation."""
+        newest = None if name is None else self._clients.get(name)
+        if newest is not None and newest.incarnation > incarnation and newest.state == "here":
+            raise Fenced(
+                f"client {name!r} was evicted, and another process has its place (incarnation "
+                f"{newest.incarnation}; this was {incarnation}). End this one: the other does its work"
+            )
+
+    def next(self, name: str | None, state: Literal["here", "evicting"] = "here") -> ClientGranted:
         """What a client of that name, or of none, would get."""
         known = None if name is None else self._clients.get(name)
         if known is None:
             return ClientGranted(name=name, client_id=self._id_max + 1, incarnation=1)
-        return ClientGranted(name=name, client_id=known.client_id, incarnation=known.incarnation + 1)
+        return ClientGranted(
+            name=name, client_id=known.client_id, incarnation=known.incarnation + 1, state=state
+        )
 
     def apply(self, granted: ClientGranted) -> None:
         """It has got that."""

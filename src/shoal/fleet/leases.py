@@ -1,7 +1,7 @@
 """Which clients are there: a lease lasts 2.5 s and is renewed by the client's pulse. Pure: time is given.
 
-A closed connection ends no lease: the client connects again, or the lease runs out. Whether to evict whose
-lease is over is decided elsewhere; no data path stops because one was not renewed.
+A closed connection ends no lease: the client connects again, or the lease runs out. Workers whose lease is
+over are evicted (`shoal.fleet.attendance`); no data path stops because one was not renewed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Leases:
         if known is None or known.incarnation <= incarnation:
             self._leases[client_id] = Lease(client_id, incarnation, now, peer, progressed=now)
 
-    def renew(self, peer: int, beat: Beat, now: float) -> bool:
-        """A beat has come. False: its lease is over, or another life's by now."""
+    def renew(self, peer: int, beat: Beat, now: float) -> Lease | None:
+        """A beat has come. None: its lease is over, or another life's by now."""
         for lease in self._of(peer):
             moved = (beat.clock, beat.pushes, beat.pulls) != (lease.clock, lease.pushes, lease.pulls)
             self._leases[lease.client_id] = replace(
@@ -59,18 +59,19 @@ class Leases:
                 pulls=beat.pulls,
                 progressed=now if moved else lease.progressed,
             )
-            return True
-        return False
+            return lease
+        return None
 
     def closed(self, peer: int) -> None:
         """The connection ended; the lease runs on."""
         for lease in self._of(peer):
             self._leases[lease.client_id] = replace(lease, peer=None)
 
-    def give_up(self, peer: int) -> None:
-        """The client has ended in good order."""
+    def give_up(self, peer: int) -> Lease | None:
+        """The client has ended in good order: what its lease was."""
         for lease in self._of(peer):
-            del self._leases[lease.client_id]
+            return self._leases.pop(lease.client_id)
+        return None
 
     def was_late(self, seconds: float) -> None:
         """The coordinator itself stood still for so long: nobody is to blame for that."""

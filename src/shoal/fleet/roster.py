@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.config import NAME_BYTES_MAX, CoordinatorOptions
 from shoal.errors import BadInput, Fenced, Refused
-from shoal.fleet.decisions import ServerGone, ServerPlaced
+from shoal.fleet.decisions import Placed, ServerGone, ServerPlaced
 from shoal.store import messages as m
 
 __all__ = ["Roster"]
@@ -29,6 +29,21 @@ class Roster:
     def missing(self) -> tuple[int, ...]:
         """Those that the cluster was to begin with, and that have not come."""
         return tuple(index for index in range(self._options.servers) if index not in self.servers)
+
+    @property
+    def expected(self) -> int:
+        """How many the cluster was to begin with."""
+        return self._options.servers
+
+    def placement(self, placed: Placed) -> m.PlacementInfo:
+        """What others are told of where shards are."""
+        return m.PlacementInfo(
+            version=placed.version,
+            weak=self._options.weak,
+            servers=self.infos(),
+            terms=placed.terms,
+            chains=placed.chains,
+        )
 
     def check(self, index: int, identity: str) -> None:
         """Raise unless it is a server of this cluster; Fenced: it was one."""

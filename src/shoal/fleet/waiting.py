@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.errors import Timeout, code_of
 from shoal.fleet.placer import Placer
-from shoal.store.messages import FillOrder, WatchPlacement
+from shoal.fleet.roster import Roster
+from shoal.store.messages import Failure, FillOrder, WatchPlacement
 
 __all__ = ["Waiting", "Watching", "what_is_new"]
 
@@ -18,6 +20,14 @@ class Waiting:
     name: str | None
     since: float
     until: float
+
+    def too_late(self, roster: Roster, now: float) -> Failure:
+        """What it is told at its deadline."""
+        error = Timeout(
+            f"the cluster is not complete: servers {list(roster.missing)} of {roster.expected} have not "
+            f"registered; waited {now - self.since:.1f} s for them"
+        )
+        return Failure(code=code_of(error), message=str(error))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from shoal.data.patience import mad
 from shoal.errors import BadInput
 from shoal.launch.board import Board
 
@@ -118,7 +119,7 @@ def _loss(rank: int, losses: list[float], seen: Sequence[Look]) -> list[Trouble]
         return []
     *before, last = losses
     usual = median(before)
-    limit = usual + max(_DEVIATIONS * _mad(before), (_EXPLODING_TIMES - 1) * abs(usual))
+    limit = usual + max(_DEVIATIONS * mad(before), (_EXPLODING_TIMES - 1) * abs(usual))
     if last > limit > 0:
         return [Trouble(rank, "exploding", f"its loss is {last:.4g} after {usual:.4g}")]
     moves = seen[-1].step > seen[0].step
@@ -153,11 +154,6 @@ def _slow(rank: int, step_s: float | None, peers: list[float]) -> list[Trouble]:
     if step_s is None or not peers:
         return []
     usual = median(peers)
-    if step_s <= usual + max(_DEVIATIONS * _mad(peers), (_SLOW_TIMES - 1) * usual, _SLOW_S):
+    if step_s <= usual + max(_DEVIATIONS * mad(peers), (_SLOW_TIMES - 1) * usual, _SLOW_S):
         return []
     return [Trouble(rank, "slow", f"a step takes it {step_s:.3g} s, and others {usual:.3g} s")]
-
-
-def _mad(values: list[float]) -> float:
-    middle = median(values)
-    return median(abs(value - middle) for value in values)

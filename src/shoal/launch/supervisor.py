@@ -41,9 +41,8 @@ from shoal.launch.signals import Signals, Stopped
 from shoal.launch.verdict import Verdict
 from shoal.launch.worker import Worker, exit_code
 from shoal.launch.worker_environment import JobAddress, free_port, worker_environment
-from shoal.store.rounds import Rounds
+from shoal.store.rounds import Rounds, client_name
 from shoal.sync.words import parse
-from shoal.train.environment import client_name
 from shoal.train.progress import write_trust
 
 __all__ = ["run_job"]

@@ -70,7 +70,8 @@ class EmbeddingCollection(torch.nn.Module):
         if not asked:
             return {}
         client = self[next(iter(asked))].client
-        pulled = pull_many(client, [(self[name].table, ask.array) for name, ask in asked.items()])
+        items = [(self[name].table, ask.array) for name, ask in asked.items()]
+        pulled = client.reading(lambda: pull_many(client, items))
         return dict(zip(asked, pulled, strict=True))
 
     def __getitem__(self, name: str) -> TableModule:

@@ -185,7 +185,7 @@ class TableModule(torch.nn.Module):
         asked = self._ask(*inputs)
         rows = self._take_offer(asked)
         if rows is None:
-            rows = table.pull(asked.array)
+            rows = self.client.reading(lambda: table.pull(asked.array))
         return self._answer(asked, *lookup([self._pulled(asked, rows)]))
 
     def _pulled(self, asked: Asked, rows: FloatRows) -> Pulled:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -27,6 +27,9 @@ from shoal.config import check_name
 from shoal.errors import BadInput, Mismatch, Refused, UnknownTable
 from shoal.placement import Range
 from shoal.settings import from_plain
+
+if TYPE_CHECKING:
+    from shoal.store.client import Session
 
 __all__ = ["Catalogue", "Directory", "Opened", "TableEntry", "TableRequest", "decode_setting"]
 
@@ -95,6 +98,10 @@ class Directory(Protocol):
 
     def entries(self, timeout_s: float) -> list[TableEntry]:
         """All tables and tensors, in order of creation."""
+        ...
+
+    def rejoin(self, session: Session) -> None:
+        """Give an evicted client's session its next life; raises Fenced where another client has that."""
         ...
 
     def close(self) -> None:

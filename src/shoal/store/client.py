@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from shoal.store.tensor import Tensor
 from shoal.types import ArrayLike, Codec, Waitable
 
 __all__ = ["Client", "Session", "core_spec"]
+
+T = TypeVar("T")
 
 _CODECS: tuple[str, ...] = get_args(Codec)
 CHECKPOINT_S = 3600.0
@@ -60,9 +62,18 @@ class Session:
         self.pushes_lost = 0
         self.aside: Callable[[], str] = str  # what else is amiss, for errors that may come of it
         self._timeout_s = options.timeout_s
+        self._close_at_exit()
+
+    def begin_life(self, core: _core.Client, incarnation: int) -> None:
+        """Go on with another core; what the one before had on its way is void."""
+        before, self.core, self.incarnation = self.core, core, incarnation
+        self._close_at_exit()
+        before.close()
+
+    def _close_at_exit(self) -> None:
         # Also at the end of the interpreter, while threads may still take the GIL: after that an operation
         # in flight could not let go of its array.
-        weakref.finalize(self, _close_core, core, self.pid)
+        weakref.finalize(self, _close_core, self.core, self.pid)
 
     def check_process(self) -> None:
         """Raise in a forked child."""
@@ -137,7 +148,8 @@ class Client:
         self._session = session
         self._directory = directory
         self._tensor_lock = threading.Lock()
-        self._opened: set[str] = set()
+        self._opened: dict[str, TableEntry] = {}
+        self.on_fenced: Callable[[], None] | None = None  # what `reading` does about it: a worker's rejoin
 
     @property
     def address(self) -> str:
@@ -295,6 +307,26 @@ class Client:
         name: str = _checkpoints().load(self, url, self._session.deadline(timeout))
         return name
 
+    def rejoin(self) -> None:
+        """Go on after an eviction of a worker's client: its process stood still, or was cut off.
+
+        Tables and tensors that it has opened stay good. What was on its way when it was evicted may be on
+        some of the servers. Raises Fenced if another client has taken its name meanwhile.
+        """
+        self._directory.rejoin(self._session)
+        for entry in self._opened.values():
+            self._declare(entry, self._session.deadline(None))
+
+    def reading(self, pull: Callable[[], T]) -> T:
+        """What `pull()` gives; again after an eviction that `on_fenced` has mended."""
+        try:
+            return pull()
+        except Fenced:
+            if self.on_fenced is None:
+                raise
+            self.on_fenced()
+            return pull()
+
     def close(self) -> None:
         """Close the connections. What was not waited for may or may not take effect. Twice is harmless."""
         session = self._session
@@ -306,12 +338,15 @@ class Client:
 
     def _open(self, request: TableRequest, seconds: float) -> Opened:
         opened = self._directory.open(request, seconds)
-        self._opened.add(request.name)
-        try:
-            self._session.core.declare(core_spec(opened.entry), seconds)
-        except _core.CoreError as error:
-            raise self._session.error(error, opened.entry.what) from None
+        self._opened[request.name] = opened.entry
+        self._declare(opened.entry, seconds)
         return opened
+
+    def _declare(self, entry: TableEntry, seconds: float) -> None:
+        try:
+            self._session.core.declare(core_spec(entry), seconds)
+        except _core.CoreError as error:
+            raise self._session.error(error, entry.what) from None
 
     def _open_written(self, request: TableRequest, seconds: float) -> Opened:
         """Open a tensor that has its first value, or that this client is to write."""

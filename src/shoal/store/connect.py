@@ -19,8 +19,8 @@ from shoal.config import (
     check_timeout,
     read_environment,
 )
-from shoal.errors import BadInput, Unavailable, from_core
-from shoal.store.catalogue import Catalogue, Directory, Opened, TableEntry, TableRequest
+from shoal.errors import BadInput, Internal, Unavailable, from_core
+from shoal.store.catalogue import Catalogue, Opened, TableEntry, TableRequest
 from shoal.store.client import Client, Session
 from shoal.store.control import Address, ControlClient, ReplyT, list_tables
 from shoal.store.messages import (
@@ -36,7 +36,7 @@ from shoal.store.messages import (
 from shoal.store.placement_watch import PlacementWatch, core_placement
 from shoal.store.pulse_relay import PulseRelay
 
-__all__ = ["RemoteDirectory", "connect"]
+__all__ = ["RemoteDirectory", "client_of", "connect"]
 
 _MEMORY = "memory://"
 # A coordinator that refuses connections may be starting; a wrong address should not cost the whole deadline.
@@ -64,19 +64,44 @@ class _LocalDirectory:
         with self._lock:
             return list(self._catalogue)
 
+    def rejoin(self, session: Session) -> None:
+        raise Internal("nobody is evicted from a store of this process")
+
     def close(self) -> None:
         pass
 
 
 class RemoteDirectory:
-    """The catalogue at the coordinator."""
+    """The catalogue at the coordinator, which also says who a client is and where shards lie."""
 
-    def __init__(
-        self, control: ControlClient, watch: PlacementWatch, relay: PulseRelay | None = None
-    ) -> None:
+    def __init__(self, control: ControlClient, token: str, options: ClientOptions) -> None:
         self._control = control
-        self._watch = watch
-        self._relay = relay
+        self._token = token
+        self._options = options
+        self._relay = PulseRelay(control.address) if control.address.others else None
+        self._watch: PlacementWatch | None = None
+
+    def connect(self, grant: ClientGrant) -> _core.Client:
+        """The core's client of that life."""
+        address = self._control.address
+        pulse = address if self._relay is None else self._relay.address
+        return _connect_core(address, pulse, grant, self._token, self._options)
+
+    def watch(self, session: Session, grant: ClientGrant) -> None:
+        """Tell the session's core from now on where shards have gone since the grant."""
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = PlacementWatch(self._control.address, self._token, session, grant)
+        session.aside = self._watch.aside
+
+    def rejoin(self, session: Session) -> None:
+        """Go on under the next life of its name; Fenced where another client has that."""
+        request = JoinCluster(
+            name=session.name, wait_s=0.9 * self._options.timeout_s, instead_of=session.incarnation
+        )
+        grant = self._control.ask(request, ClientGrant, self._options.timeout_s)
+        session.begin_life(self.connect(grant), grant.incarnation)
+        self.watch(session, grant)
 
     def open(self, request: TableRequest, timeout_s: float) -> Opened:
         return self._control.ask(OpenTable(request=request), TableOpened, timeout_s).opened
@@ -93,7 +118,8 @@ class RemoteDirectory:
             return control.ask(request, reply, timeout_s)
 
     def close(self) -> None:
-        self._watch.close()
+        if self._watch is not None:
+            self._watch.close()
         self._control.close()
         if self._relay is not None:
             self._relay.close()
@@ -167,19 +193,23 @@ def _join(address: Address, token: str | None, name: str | None, options: Client
     if token is None:
         raise BadInput(f"no token for {address}. {TOKEN_SOURCES}")
     control = ControlClient(address, token)
-    relay = PulseRelay(address) if address.others else None
     try:
         # The coordinator answers by its own deadline, a little earlier, and says whom it waits for.
         request = JoinCluster(name=name, wait_s=0.9 * options.timeout_s)
         grant = control.ask(request, ClientGrant, options.timeout_s, _REFUSED_PATIENCE_S)
-        core = _connect_core(address, address if relay is None else relay.address, grant, token, options)
+        return client_of(control, token, name, options, grant)
     except BaseException:
         control.close()
         raise
-    session = Session(core, str(address), options, name, grant.incarnation)
-    watch = PlacementWatch(address, token, session, grant)
-    session.aside = watch.aside
-    directory: Directory = RemoteDirectory(control, watch, relay)
+
+
+def client_of(
+    control: ControlClient, token: str, name: str | None, options: ClientOptions, grant: ClientGrant
+) -> Client:
+    """The client that the coordinator has granted; `control` is closed with it."""
+    directory = RemoteDirectory(control, token, options)
+    session = Session(directory.connect(grant), str(control.address), options, name, grant.incarnation)
+    directory.watch(session, grant)
     return Client(session, directory)
 
 

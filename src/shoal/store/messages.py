@@ -124,10 +124,14 @@ class RegisterServer(_Message, frozen=True, kw_only=True, tag="register_server")
 
 
 class JoinCluster(_Message, frozen=True, kw_only=True, tag="join"):
-    """A client wants an id. Waits up to `wait_s` for the servers to be there."""
+    """A client wants an id. Waits up to `wait_s` for the servers to be there.
+
+    `instead_of`: the incarnation that it was, and that was evicted; Fenced if another client has its place.
+    """
 
     name: str | None
     wait_s: float
+    instead_of: int | None = None
 
 
 class OpenTable(_Message, frozen=True, kw_only=True, tag="open"):

@@ -13,12 +13,28 @@ from shoal.errors import Timeout
 if TYPE_CHECKING:
     from shoal.store.client import Client
 
-__all__ = ["PHASES", "Advanced", "Rounds"]
+__all__ = ["PHASES", "Advanced", "Rounds", "client_name", "rank_of"]
 
 # What a worker is doing, as the sync shard numbers it (core/store/sync_shard.h).
-PHASES = ("absent", "working", "waiting", "at_end", "left", "gone")
+PHASES = ("absent", "working", "waiting", "at_end", "left", "gone", "away")
+_WORKER = "worker-"
 
 T = TypeVar("T")
+
+
+def client_name(rank: int) -> str:
+    """The name under which worker `rank` is a client: a later client of that name takes its place."""
+    return f"{_WORKER}{rank}"
+
+
+def rank_of(name: str | None) -> int | None:
+    """The rank of the worker of that name; None: it is no worker's.
+
+    >>> rank_of(client_name(3)), rank_of("saver")
+    (3, None)
+    """
+    number = (name or "").removeprefix(_WORKER)
+    return int(number) if number.isdecimal() and client_name(int(number)) == name else None
 
 
 @dataclass(frozen=True)
@@ -111,12 +127,15 @@ class Rounds:
             ),
         )
 
-    def lease(self, epoch: int, want: int) -> list[tuple[int, int]]:
-        """Ranges of units to work on, `want` at most in all; none when nothing is left to hand out."""
+    def lease(self, epoch: int, want: int, *, overdue: bool = False) -> list[tuple[int, int]]:
+        """Ranges of units to work on, `want` at most in all; none when nothing is left to hand out.
+
+        `overdue`: where nothing else is left, also what others hold.
+        """
         return self._ask(
             f"pass {epoch}",
             lambda seconds: self._session.core.lease(
-                rank=self.rank, epoch=epoch, want=want, timeout_s=seconds
+                rank=self.rank, epoch=epoch, want=want, overdue=overdue, timeout_s=seconds
             ),
         )
 
@@ -150,12 +169,16 @@ class Rounds:
             )
         )
 
-    def leave(self) -> None:
+    def leave(self, *, away: bool = False) -> None:
         """Gone for good: others wait no more for this rank, and its leases return.
 
-        Said by a newer client of the same name it evicts the older one, for which another is to come.
+        Said by a newer client of the same name it evicts the older one, for which another is to come; `away`:
+        or not, and the rest does what is left of its part.
         """
-        self._ask("leaving", lambda seconds: self._session.core.leave(rank=self.rank, timeout_s=seconds))
+        self._ask(
+            "leaving",
+            lambda seconds: self._session.core.leave(rank=self.rank, away=away, timeout_s=seconds),
+        )
 
     def _ask(self, what: str, call: Callable[[float], T], timeout: float | None = None) -> T:
         started = time.monotonic()

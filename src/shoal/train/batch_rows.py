@@ -94,8 +94,15 @@ class BatchRows:
             for table, keys, _, _ in pushes:
                 self._touched.add(table._id, as_keys(keys, table._where))
 
+    def forget(self) -> None:
+        """This worker was evicted, and is back: what it had asked for before is not answered."""
+        self._ahead = None
+
     def hand(self, batch: Any) -> None:
         """The loop gets `batch` now: have its rows at hand, and begin with those of the one to come."""
+        self._client.reading(lambda: self._hand(batch))
+
+    def _hand(self, batch: Any) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.batch is not batch:
             self._touched.clear()

@@ -21,7 +21,6 @@ __all__ = [
     "WORKERS_MAX",
     "WorkerEnvironment",
     "check_batch",
-    "client_name",
     "read_worker_environment",
 ]
 
@@ -50,11 +49,6 @@ class WorkerEnvironment:
     def alone(self) -> bool:
         """Whether nobody started this worker as a part of something."""
         return self.address is None
-
-
-def client_name(rank: int) -> str:
-    """The name under which worker `rank` is a client: a later client of that name takes its place."""
-    return f"worker-{rank}"
 
 
 def check_batch(batch: str) -> str:

@@ -13,9 +13,10 @@ from shoal.collective.group import Group, Lone, ThreadGroup, open_group
 from shoal.errors import BadInput
 from shoal.store.client import Client
 from shoal.store.connect import connect
+from shoal.store.rounds import client_name
 from shoal.sync.policy import Policy
 from shoal.sync.words import as_policy
-from shoal.train.environment import check_batch, client_name, read_worker_environment
+from shoal.train.environment import check_batch, read_worker_environment
 from shoal.train.meeting import Meeting
 from shoal.train.regroup import Regroup
 from shoal.train.waits import WAIT_S

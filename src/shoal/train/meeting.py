@@ -67,7 +67,7 @@ class Meeting(Group):
         while True:
             state = worker.rounds.state()
             there = board.posted(_TOPIC, here, others)
-            gone = [rank for rank in others if state["phases"][rank] in ("left", "gone")]
+            gone = [rank for rank in others if state["phases"][rank] in ("left", "gone", "away")]
             missing = [rank for rank in others if rank not in there or rank in gone]
             if gone or not missing or monotonic() > until:
                 return doing(state, missing)

@@ -13,6 +13,7 @@ for anybody, and the pass is still to be made. Which of both it is can be seen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ import torch
 from shoal.data.ledger import LeasedLedger, Ledger, StaticLedger
 from shoal.data.loader import NO_UNIT, ShardedLoader
 from shoal.data.samples import samples_in
-from shoal.errors import BadInput, Mismatch, Timeout
+from shoal.errors import BadInput, Fenced, Mismatch, Timeout
 from shoal.sync import First
 from shoal.train.progress import PASSES_A_LOADER
 from shoal.train.share import UNKNOWN, Drawn
@@ -64,6 +65,8 @@ class Passes:
         self._reads = (-1, 0)  # in which part of the script, and how many in it
         self._counts = True
         self._used = self._broken = -1  # the last pass that was stepped with, and the last that was left
+        self._overdue = False  # whether what others hold has become late
+        self._patient = False  # there was nothing to take over: they are busy with something else
         self._handed_out = False  # whether leases went to a loop that only read
         self.uncounted: BadInput | None = None  # why a batch of UNKNOWN samples has so many
         self._trains = False  # whether a pass over this loader was one of training
@@ -124,7 +127,10 @@ class Passes:
     def _begin_reading(self, _: int, batches: int) -> int:
         part, before = self._reads
         number = self._first + _READS + part * _READS_A_PART + before
-        return self._worker.rounds.open_pass(number, batches, split=self._split, fixed=True)
+        rounds = self._worker.rounds
+        return self._worker.lives.again(
+            lambda: rounds.open_pass(number, batches, split=self._split, fixed=True)
+        )
 
     @property
     def _split(self) -> bool:
@@ -138,10 +144,15 @@ class Passes:
         worker = self._worker
         last, before = self._runs
         self._runs = (epoch, before + 1 if epoch == last else 0)
-        self._agree_on_order(epoch)
         self._steps, self._got, self._gradients = worker.steps_made, 0, worker.gradients()
         self._last, self._tells, self._told, self._counts = None, None, "", True
-        cut = worker.rounds.open_pass(self._first + epoch, batches, split=self._split, fixed=self._static)
+
+        def open_pass() -> int:
+            self._agree_on_order(epoch)
+            number = self._first + epoch
+            return worker.rounds.open_pass(number, batches, split=self._split, fixed=self._static)
+
+        cut = worker.lives.again(open_pass)
         self._batches, self._cut = batches, cut
         worker.resized(cut)
         return cut
@@ -160,14 +171,30 @@ class Passes:
     def _on_first(self, batch: Any) -> None:
         """The first batch of all: workers whose batches have different keys compute different things."""
         keys = ", ".join(sorted(map(str, batch))) if isinstance(batch, Mapping) else ""
-        for rank, note in self._worker.agree(self._topic + 1, keys):
+        for rank, note in self._worker.lives.again(lambda: list(self._worker.agree(self._topic + 1, keys))):
             raise Mismatch(
                 f"the batches{self._name} of workers {self._worker.rank} and {rank} have different keys: "
                 f"{keys or 'none'}, and {note or 'none'}. Let collate_fn give the same keys on every worker"
             )
 
     def _lease(self, rank: int, epoch: int, want: int) -> list[tuple[int, int]]:
-        return self._worker.rounds.lease(self._first + epoch, want)
+        overdue, self._overdue = self._overdue, False
+        try:
+            ranges = self._worker.rounds.lease(self._first + epoch, want, overdue=overdue)
+        except Fenced:
+            self._worker.lives.rejoin()
+            return []
+        self._patient = overdue and not ranges
+        return ranges
+
+    def rejoined(self) -> None:
+        """The worker was evicted, and is back: what it holds is only what the job's ledger says."""
+        number = self._first + self.loader.epoch
+        now, done = self._worker.rounds.resume(number)
+        # Where the pass is over there is nothing left in it.
+        self._fixed.rejoined(done if now == number else range(self._batches * self._cut))
+        if isinstance(self._by_word, LeasedLedger):
+            self._by_word.rejoined()
 
     # A loop runs.
 
@@ -179,6 +206,13 @@ class Passes:
             return UNKNOWN
 
     def _on_unit(self, epoch: int, unit: int, samples: int) -> None:
+        try:
+            self._hand(epoch, unit, samples)
+        except Fenced:
+            self._worker.lives.rejoin()
+            self._worker.lives.void = True  # the loop gets the batch, but its unit is another's
+
+    def _hand(self, epoch: int, unit: int, samples: int) -> None:
         worker = self._worker
         self._is_done()
         if unit != NO_UNIT:
@@ -303,6 +337,13 @@ class Passes:
 
     def _end(self, rank: int, epoch: int) -> bool:
         """All that is this worker's, or can be leased now, is trained."""
+        try:
+            return self._come_to_end(epoch)
+        except Fenced:
+            self._worker.lives.rejoin()
+            return False
+
+    def _come_to_end(self, epoch: int) -> bool:
         training = self._training
         if self._last is not None and (row := self._row_of_few(self._last)) is not None:
             self._post(row, "rests" if training else "reads")
@@ -320,7 +361,8 @@ class Passes:
 
     def _on_pass(self, epoch: int) -> bool:
         if self.loader.stream_batches is not None:  # nothing of it is in the ledger
-            self._end(self._worker.rank, epoch)
+            while not self._end(self._worker.rank, epoch):
+                pass
         if self._counts and self._trains:  # what is only read is no epoch
             self._worker.epoch = max(self._worker.epoch, epoch + 1)
         return self._counts
@@ -346,9 +388,15 @@ class Passes:
         if streamed is not None:
             worker.ledger.streamed(number, streamed, self._got - worker.lost[number])
         shares = self._batches // (1 if self._split else self._cut) if self._static else 0
+        ledger, patience_s = self.loader.ledger, math.inf
+        if isinstance(ledger, LeasedLedger) and not self._patient:
+            patience_s = ledger.patience_s(worker.waits.seconds / 2)
+        late = monotonic() + patience_s
+        name = f"pass {epoch}{self._name}"
         with worker.waiting():
-            step = worker.waits.end_of_pass(number, f"pass {epoch}{self._name}", shares=shares)
+            step = worker.waits.end_of_pass(number, name, shares=shares, patience_s=patience_s)
         if step is None:
+            self._overdue = monotonic() >= late
             return False
         worker.goes_on(step)
         worker.strategy.refresh()

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["prepare"]
 
+_LINES_MAX = 12  # of what differs between two models
+
 
 # Returned as they are: changed in place, or reading what is changed.
 _AS_THEY_ARE = (
@@ -119,7 +121,7 @@ def _prepare_training(
     named = dict(zip(leading[len(worker.models) :], models, strict=True))
     stepped = survey(named, hooked, dict(zip(leading, worker.models, strict=False)))
     if models or hooked:
-        worker.agree_on_model(described(named, stepped))
+        _agree_on_model(worker, described(named, stepped))
     _bind_tables(worker, models, stepped)
     if worker.strategy is None:
         worker.strategy = _strategy(worker.policy)(worker, worker.policy)
@@ -134,6 +136,20 @@ def _prepare_training(
     worker.models += models
     worker.model_names = leading
     worker.begin()
+
+
+def _agree_on_model(worker: Worker, described: list[str]) -> None:
+    """Raise if another worker has prepared another model."""
+    worker.prepared += 1
+    for rank, note in worker.agree(worker.prepared, "\n".join(described)):
+        there = note.split("\n")
+        lines = [f"  worker {worker.rank}: {line}" for line in described if line not in there]
+        lines += [f"  worker {rank}: {line}" for line in there if line not in described]
+        shown = lines[:_LINES_MAX] + ["  ..."] * (len(lines) > _LINES_MAX)
+        raise Mismatch(
+            "\n".join([f"workers {worker.rank} and {rank} have prepared different models:", *shown])
+            + "\nBuild the same model with the same optimizer on every worker"
+        )
 
 
 class _Loaded:
@@ -199,15 +215,17 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
         worker.stepping()
         worker.schedules.stepped(optimizer)
         try:
-            strategy.before(one)
+            worker.lives.step(lambda: strategy.before(one))
         except BadInput as error:
             where = f"worker {worker.rank}"
             if str(error).startswith(where):
                 raise
             raise type(error)(f"{where}, step {worker.step}: {error}") from None
+        if worker.lives.void:  # the optimizer does nothing
+            one.hide_gradients()
 
     def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        strategy.after(one)
+        worker.lives.step(lambda: strategy.after(one))
         one.show_gradients()
         worker.stepped()
 

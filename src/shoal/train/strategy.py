@@ -71,6 +71,15 @@ class Strategy(ABC):
     def refresh(self) -> None:  # noqa: B027 - optional
         """The pass is over everywhere: bring the parameters up to date."""
 
+    def rejoined(self) -> None:
+        """This worker was evicted, and is back: go on with the servers' values."""
+        self.drop(self.dense)
+        for one in self.stepped:
+            one.steps = 0
+        for rows in self.batch_rows:
+            rows.forget()
+        self.refresh()
+
     def state(self) -> list[Any]:
         """What lies on this worker alone, for one that takes another's place."""
         return [one.state() for one in self.stepped]

@@ -6,6 +6,7 @@ units of the pass are left, somebody left the loop before its end.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ _DOING = {
     "at_end": "waits elsewhere",
     "left": "has left",
     "gone": "has died and is being replaced",
+    "away": "was evicted",
 }
 
 
@@ -61,12 +63,16 @@ class Waits:
         # The answer tells of the last slice alone.
         return done if waited_s < self._slice_s else replace(done, waited_s=waited_s)
 
-    def end_of_pass(self, epoch: int, name: str, *, shares: int = 0) -> int | None:
-        """Wait until a pass is over everywhere: the next step, or None where units came back.
+    def end_of_pass(
+        self, epoch: int, name: str, *, shares: int = 0, patience_s: float = math.inf
+    ) -> int | None:
+        """Wait until a pass is over everywhere: the next step, or None where units came back, or are late.
 
-        `shares`: units that each worker has in static order, 0 where they are leased.
+        `shares`: units that each worker has in static order, 0 where they are leased; then those that others
+        hold are late after `patience_s`.
         """
         seen: list[Any] = []
+        late = time.monotonic() + patience_s
 
         def expected(state: dict[str, Any]) -> list[int]:
             found = _expected(state)
@@ -77,7 +83,10 @@ class Waits:
             seen[:] = [now]
             return found
 
-        ask = lambda seconds: self._rounds.end_pass(epoch, seconds)  # noqa: E731
+        def ask(seconds: float) -> int | None:
+            left = late - time.monotonic()
+            return None if left <= 0 else self._rounds.end_pass(epoch, min(seconds, left))
+
         return self.until(f"the end of {name}", ask, expected)
 
     def until(

@@ -18,7 +18,7 @@ import torch
 
 from shoal import optim
 from shoal.collective.group import Broken
-from shoal.errors import BadInput, Fenced, Mismatch
+from shoal.errors import BadInput, Fenced
 from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
@@ -27,6 +27,7 @@ from shoal.train.fixed import Fixed
 from shoal.train.history import History
 from shoal.train.kept_state import KeptState
 from shoal.train.ledger_report import LedgerReport
+from shoal.train.lives import Lives
 from shoal.train.noticeboard import Noticeboard
 from shoal.train.progress import DataUse, ProgressReport, read_trust
 from shoal.train.schedules import Schedules
@@ -46,7 +47,6 @@ __all__ = ["Worker"]
 # Passes above this number are no passes over data: they are the barriers that scripts ask for, by epoch.
 _BARRIERS, _BARRIERS_AN_EPOCH = 1 << 60, 1 << 20
 _STALENESS_EVERY_S = 1.0
-_LINES_MAX = 12
 
 
 class Worker:
@@ -117,6 +117,7 @@ class Worker:
         pace = self.step / before.clock if before.clock else 1.0
         self.schedules = Schedules([round(moved * pace) for moved in before.schedules])
         self._staleness_at = monotonic()
+        self.lives = Lives(self)
 
     # What scripts call.
 
@@ -177,6 +178,7 @@ class Worker:
         if not samples >= 0:
             raise BadInput(f"worker.weight: samples is {samples!r}; it must be a number, at least 0")
         self._weight = float(samples)
+        self.lives.void = False
 
     def mean(self, value: float, weight: float = 1.0) -> float:
         """The mean of `value` over all workers, weighted. Every worker must call it."""
@@ -187,10 +189,12 @@ class Worker:
         # Two rows for each worker, by turns: a worker can be one call ahead of another, not two.
         self._turn = not self._turn
         call = np.array([self.part, self._barriers_before], np.float32)
-        self._means.assign([2 * self.rank + self._turn], np.array([[value, weight, *call]], np.float32))
-        everybody = len(self.rounds.state()["phases"])  # also those who have come since the pass began
+        told = np.array([[value, weight, *call]], np.float32)
+        self.lives.again(lambda: self._means.assign([2 * self.rank + self._turn], told))
+        state = self.lives.again(self.rounds.state)
+        everybody = range(2 * len(state["phases"]))  # also those who have come since the pass began
         self.barrier()
-        rows = self._means.pull(range(2 * everybody)).astype(np.float64)
+        rows = self.lives.again(lambda: self._means.pull(everybody)).astype(np.float64)
         values, weights = rows[:, 0], rows[:, 1] * (rows[:, 2:] == call).all(1)  # of this call alone
         return float((values * weights).sum() / weights.sum()) if weights.any() else math.nan
 
@@ -204,11 +208,11 @@ class Worker:
         # Counted in each epoch, so that a worker that is started again meets the others.
         number, name = self._next_barrier, f"barrier {self._barriers_before + 1} of epoch {self.epoch}"
         self._barriers = (self.part, self._barriers_before + 1)
-        self.state.keep()
+        self.lives.again(self.state.keep)
         if self.has_own_store:
             return
         with self.waiting():
-            step = self.waits.end_of_pass(number, name)
+            step = self.lives.again(lambda: self.waits.end_of_pass(number, name))
         assert step is not None, "a barrier has no units that could come back"
         self.goes_on(step)
 
@@ -288,6 +292,7 @@ class Worker:
         """A batch was handed to the loop, or an empty part was passed over."""
         if self._left:
             self._drawn, self._left = [], False
+        self.lives.drew()
         self._drawn.append(drawn)
 
     def leaves_loop(self) -> None:
@@ -334,6 +339,16 @@ class Worker:
             # A step behind the loop may still be made of them.
             self._taken = replace(share, weight=share.samples) if share.global_samples else None
             self.advance(weight=0.0)
+
+    @property
+    def draws(self) -> bool:
+        """Whether its steps are made of what loaders hand out."""
+        return bool(self._drawn or self._sources)
+
+    def lose_share(self) -> None:
+        """What was drawn, or not handed in yet, is of an earlier life."""
+        self.lost.update([*(one.epoch for one in self._drawn), *(epoch for epoch, _ in self._units)])
+        self._drawn, self._units, self._taken = [], [], None
 
     def forget(self, epoch: int) -> None:
         """The batches of this pass were only read."""
@@ -440,19 +455,6 @@ class Worker:
         self.board.post(topic, text)
         return self.board.differing(topic, text, self.rounds)
 
-    def agree_on_model(self, described: list[str]) -> None:
-        """Raise if another worker has prepared another model."""
-        self.prepared += 1
-        for rank, note in self.agree(self.prepared, "\n".join(described)):
-            there = note.split("\n")
-            lines = [f"  worker {self.rank}: {line}" for line in described if line not in there]
-            lines += [f"  worker {rank}: {line}" for line in there if line not in described]
-            shown = lines[:_LINES_MAX] + ["  ..."] * (len(lines) > _LINES_MAX)
-            raise Mismatch(
-                "\n".join([f"workers {self.rank} and {rank} have prepared different models:", *shown])
-                + "\nBuild the same model with the same optimizer on every worker"
-            )
-
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """What happens within is waiting for others."""
@@ -479,6 +481,7 @@ class Worker:
         """An optimizer has stepped."""
         if self.history is not None:
             self.history.beat()
+        self.lives.stepped()
         if self.straggler is not None:
             self.straggler.begin()
 

@@ -1,0 +1,56 @@
+"""Which workers have gone without a word: their lease is over, and they did not take their leave. Pure.
+
+A worker is a client with the name of one (`shoal.store.rounds.client_name`); the newest of a name counts.
+Those of the journal, which come from an earlier life of the coordinator, get time to find this one.
+"""
+
+from __future__ import annotations
+
+from shoal.fleet.decisions import ClientGranted
+from shoal.fleet.leases import LEASE_S
+from shoal.store.rounds import rank_of
+
+__all__ = ["Attendance"]
+
+# Until the first beat, for one that has just got its id: servers may answer it late. And until an eviction is
+# made anew.
+JOIN_S = 30.0
+# The same for those of the journal: one lease in which nobody is evicted, and then their own.
+RESTORED_S = 2 * LEASE_S
+
+
+class Attendance:
+    """Until when each worker must be heard of again, by client id."""
+
+    def __init__(self) -> None:
+        self._until: dict[int, tuple[ClientGranted, float]] = {}
+
+    def granted(self, client: ClientGranted, until: float) -> None:
+        """It is the newest of its name; one that has left is waited for no more."""
+        self._until.pop(client.client_id, None)
+        if rank_of(client.name) is not None and client.state != "left":
+            self._until[client.client_id] = (client, until)
+
+    def heard(self, client_id: int, incarnation: int, now: float) -> None:
+        """Its pulse has come. One that is being evicted speaks for nobody."""
+        client = self.newest(client_id)
+        if client is not None and (client.incarnation, client.state) == (incarnation, "here"):
+            self._until[client_id] = (client, now + LEASE_S)
+
+    def newest(self, client_id: int) -> ClientGranted | None:
+        """The worker's life of now, unless it has left."""
+        client, _ = self._until.get(client_id, (None, 0.0))
+        return client
+
+    def was_late(self, seconds: float) -> None:
+        """The coordinator itself stood still for so long."""
+        self._until = {c: (client, until + seconds) for c, (client, until) in self._until.items()}
+
+    def missing(self, now: float) -> list[str]:
+        """The names of those whose time is over."""
+        return [client.name for client, until in self._until.values() if until <= now and client.name]
+
+    @property
+    def deadline(self) -> float | None:
+        """When the first one's time is over."""
+        return min((until for _, until in self._until.values()), default=None)
