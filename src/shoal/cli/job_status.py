@@ -50,8 +50,11 @@ def show(job: str | None, *, as_json: bool, timeout_s: float) -> int:
 
 def collect(record: JobRecord, timeout_s: float) -> dict[str, Any]:
     """What is known, as plain data."""
-    board = Board(record.path, 1 + max((worker.rank for worker in record.workers), default=-1))
+    board = Board.of_all(record.path)
+    board.grow(1 + max((worker.rank for worker in record.workers), default=-1))
     board.refresh()
+    for gone in {view.rank for view in board.views} - {worker.rank for worker in record.workers}:
+        board.views[gone].departed = board.views[gone].ended = True
     running = record.state in ("starting", "running")
     cluster, problem = _cluster(record, timeout_s) if running else ({}, None)
     supervisor = {"role": "supervisor", "index": 0, "pid": record.pid, "address": None}
@@ -159,7 +162,7 @@ def _print(report: dict[str, Any], console: Console) -> None:
         console.print(
             f"{time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['text']}", markup=False
         )
-    if report["data"]:
+    if report["data"] and report["data"]["passes"]:
         console.print(f"data: {DataUse(**report['data'])}")
     if report["tables"]:
         console.print()

@@ -117,7 +117,9 @@ class _Job:
         self._cluster = stack.enter_context(
             LocalCluster(directory=record.path / "cluster", watch=False, **options.cluster)
         )
-        self._restored = None if options.checkpoint is None else go_on(self._cluster, options.checkpoint)
+        self._restored = None
+        if options.checkpoint is not None:
+            self._restored = go_on(self._cluster, options.checkpoint, record.path)
         signals.raising = False
         logs, keeper = record.path / "logs", stack.enter_context(GuardianProcess())
         self._crew = Crew(logs, screen, self._selector, keeper, self._worker_ended)
@@ -204,7 +206,7 @@ class _Job:
         self._health.forget(rank)
         write_trust(self._record.path, rank, 1.0)
         view = self._board.views[rank]
-        view.since, view.ended, view.overdue = now, False, False
+        view.since, view.ended, view.departed, view.overdue = now, False, False, False
         before = [w for w in self._record.workers if w.rank == rank]
         restarts = before[0].restarts + 1 if before else 0
         others = [w for w in self._record.workers if w.rank != rank]
@@ -245,6 +247,7 @@ class _Job:
         if self._when_stopped is not None:
             return
         if worker.rank >= self._options.workers:  # too many since `shoal scale`
+            view.departed = True
             self._evict(worker.rank)
             self._forget(worker.rank)
             return
@@ -444,7 +447,7 @@ class _Job:
         seconds = time.monotonic() - self._begin
         ending = self._verdict.ending
         if ending is None:
-            done = [self._board.summary(seconds)]
+            done = [self._board.summary(seconds, self._restored)]
             done += [f"{name} {value:.4g}" for name, value in self._board.figures().items()]
             self._screen.note(f"job {self._record.name} is done: {', '.join(done)}", "green")
         elif ending.rank is not None:

@@ -91,23 +91,11 @@ class Passes:
             count=self._samples_in,
         )
         # Who replaces a worker that died does not train again what is done.
-        first, done = self._resume()
+        first, done = worker.rounds.go_on(self._first)
         self.begins = first - self._first
         self.loader.set_start(self.begins, done)
         for epoch in range(self._first, first):
-            worker.report_pass(epoch)
-
-    def _resume(self) -> tuple[int, list[int]]:
-        """The pass that is to be gone on with, and what of it is done. One that was left by a `break` is over
-        once a later one was begun, though the ledger does not know it.
-        """
-        rounds = self._worker.rounds
-        first, done = rounds.resume(self._first)
-        while True:
-            later, later_done = rounds.resume(first + 1)
-            if later == first + 1 and not rounds.report(later)["units"]:
-                return first, done
-            first, done = later, later_done
+            worker.usage.ends(epoch, self.loader.samples)
 
     # A loop begins.
 
@@ -327,6 +315,7 @@ class Passes:
 
     def _on_break(self, epoch: int) -> None:
         self._broken = epoch
+        self._worker.usage.breaks(self._first + epoch)
         self._is_done()
         self._worker.leaves_loop()
         if self._used == epoch:
@@ -353,7 +342,7 @@ class Passes:
         worker.goes_on(step)
         worker.strategy.refresh()
         worker.fixed.refresh()
-        worker.report_pass(number)
+        worker.usage.ends(number, self.loader.samples)
         if worker.history is not None:
             worker.history.add()
         return True
