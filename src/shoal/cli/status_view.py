@@ -104,7 +104,7 @@ def _coordinator(index: int, address: Address, token: str, leader_pid: int) -> d
 def _state(status: StatusInfo) -> str:
     if status.waiting_for:
         return "starting"
-    there = all(server.state in ("up", "leaving", "evicted") for server in status.servers)
+    there = all(server.state in ("up", "leaving", "evicted", "left") for server in status.servers)
     return "up" if there and status.degraded == 0 else "degraded"
 
 
@@ -142,7 +142,7 @@ def _print(report: dict[str, Any], console: Console) -> None:
     processes = Table("role", "index", "pid", "address", "state", "shards", box=None, pad_edge=False)
     for process in report["processes"]:
         state = process["state"]
-        colour = "green" if state in ("up", "standby") else "red"
+        colour = "green" if state in ("up", "standby") else "dim" if state == "left" else "red"
         cells = [str("" if process[key] is None else process[key]) for key in ("index", "pid", "address")]
         processes.add_row(process["role"], *cells, f"[{colour}]{state}[/]", str(process.get("shards", "")))
     console.print(processes)
