@@ -85,6 +85,9 @@ def test_the_commands_that_look_at_checkpoints(tmp_path: Path) -> None:
     with shoal.connect("memory://") as client:
         items = client.table("items", dim=2, optimizer=shoal.optim.Adagrad(lr=0.1))
         items.push([5, 3], np.ones((2, 2), np.float32))
+        client.table("shoal.notices", dim=2, optimizer=shoal.optim.SGD(lr=1.0)).push(
+            [1], np.ones((1, 2), np.float32)
+        )
         client.tensor("w", np.ones((2, 3), np.float32), optimizer=shoal.optim.SGD(lr=0.1))
         first = client.save(str(url))
         items.push([4], np.ones((1, 2), np.float32))
@@ -97,6 +100,12 @@ def test_the_commands_that_look_at_checkpoints(tmp_path: Path) -> None:
     shown = jobs.shoal("ckpt", "show", str(url)).stdout
     assert f"based on {first}" in shown
     assert "Adagrad(lr=0.1)" in shown
+    assert "shoal." not in shown  # by which workers talk
+    missing = jobs.shoal("ckpt", "ls", str(tmp_path / "nowhere"))
+    assert (missing.returncode, missing.stderr) == (
+        1,
+        f"error: there is no checkpoint at {tmp_path}/nowhere\n",
+    )
     assert jobs.shoal("ckpt", "verify", str(url)).returncode == 0
     out = tmp_path / "model.safetensors"
     assert jobs.shoal("ckpt", "export", str(url), str(out)).returncode == 0
@@ -104,6 +113,7 @@ def test_the_commands_that_look_at_checkpoints(tmp_path: Path) -> None:
 
     tensors = load_file(out)
     assert tensors["items.keys"].tolist() == [3, 4, 5]
+    assert set(tensors) == {"items.keys", "items.values", "w"}
     np.testing.assert_array_equal(tensors["items.values"], values)
     assert tensors["w"].tolist() == [[1.0] * 3] * 2
     path = url / first / "part-0-0.safetensors"

@@ -208,6 +208,15 @@ def test_a_job_that_finds_all_trained_says_so(job: Path) -> None:
     assert "0 steps a worker, 0 samples" in board.summary(2.0)
 
 
+def test_nobody_waits_in_a_circle(job: Path) -> None:
+    for rank, others in enumerate([[1], [2], [0], [0, 1]]):  # what worker 0 said is the oldest
+        write(job, rank, waiting_for=others, joined=1.0, time=10.0 + rank, state="waiting")
+    board = Board(job, 4)
+    board.refresh()
+    assert board.waits() == {1: [2], 2: [0], 3: [0, 1]}
+    assert board.waiting_for(1) == [3]
+
+
 def test_the_table_has_a_row_for_each_worker(job: Path) -> None:
     write(job, 1, step=5, loss=0.123456, waiting_for=[0])
     board = Board(job, 2)

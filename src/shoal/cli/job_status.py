@@ -59,6 +59,9 @@ def collect(record: JobRecord, timeout_s: float) -> dict[str, Any]:
     cluster, problem = _cluster(record, timeout_s) if running else ({}, None)
     supervisor = {"role": "supervisor", "index": 0, "pid": record.pid, "address": None}
     workers = [_worker(worker, board.views[worker.rank], record) for worker in record.workers]
+    waits = board.waits()
+    for worker in workers:
+        worker["waiting_for"] = waits.get(worker["index"], [])
     absent = [w["index"] for w in workers if w["state"] == "not joined"]
     if absent and problem is None:
         problem = f"worker {', '.join(map(str, absent))} has not called shoal.join()"
@@ -138,7 +141,6 @@ def _worker(worker: WorkerRecord, view: WorkerView, record: JobRecord) -> dict[s
         "samples": None if said is None else said.samples,
         "loss": None if said is None else said.loss,
         "staleness": None if said is None else said.staleness,
-        "waiting_for": [] if said is None else list(said.waiting_for),
         "metrics": {} if said is None else said.metrics,
     }
 

@@ -32,8 +32,6 @@ __all__ = ["WIDTH", "collect", "print_tables", "show"]
 
 # A coordinator that is being restarted answers within this.
 _PATIENCE_S = 1.0
-# Tables by which the workers of a job talk; nothing of the user's is in them.
-_OWN = "shoal."
 # A line for each table, however long: cut or wrapped it could be neither read nor searched.
 WIDTH = 4096
 
@@ -62,7 +60,7 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
         status = control.ask(GetStatus(), StatusInfo, timeout_s, _PATIENCE_S)
         news = control.ask(WatchPlacement(after=0, wait_s=0.0), PlacementNews, timeout_s)
         entries = list_tables(control, timeout_s)
-    entries = [entry for entry in entries if not entry.name.startswith(_OWN)]
+    entries = [entry for entry in entries if not entry.is_own]
     shards = Counter(i for chain in news.placement.chains for i in chain) if news.placement else Counter()
     processes = [_coordinator(index, one, token, status.pid) for index, one in enumerate(address.all)]
     for server in status.servers:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.config import counted
 from shoal.train.progress import DataUse, Progress, progress_path, read_progress
 
 __all__ = ["Board", "WorkerView"]
@@ -100,11 +101,17 @@ class Board:
 
     def waiting_for(self, rank: int) -> list[int]:
         """The ranks that say that they wait for `rank`."""
-        return [p.rank for p in self._waiting() if rank in p.waiting_for]
+        return [waiting for waiting, others in self.waits().items() if rank in others]
 
-    def _waiting(self) -> list[Progress]:
-        here = (view for view in self.views if view.joined and not view.ended)
-        return [view.progress for view in here if view.progress is not None and view.progress.waiting_for]
+    def waits(self) -> dict[int, list[int]]:
+        """Who waits for whom. Reports are of different moments: what is newer has ended a wait that would
+        otherwise go in a circle.
+        """
+        here = [view.progress for view in self.views if view.joined and not view.ended and view.progress]
+        waits: dict[int, list[int]] = {}
+        for report in sorted(here, key=lambda report: -report.time):
+            waits[report.rank] = [r for r in report.waiting_for if report.rank not in _behind(r, waits)]
+        return {rank: others for rank, others in sorted(waits.items()) if others}
 
     @property
     def _progress(self) -> list[Progress]:
@@ -163,7 +170,7 @@ class Board:
         missing = self.missing()
         if missing:
             parts.append(f"not joined: {_workers(missing)}")
-        parts += [f"worker {p.rank} waits for {_workers(p.waiting_for)}" for p in self._waiting()]
+        parts += [f"worker {rank} waits for {_workers(others)}" for rank, others in self.waits().items()]
         return ", ".join(parts)
 
     def figures(self) -> dict[str, float]:
@@ -178,11 +185,12 @@ class Board:
         totals = self.counters()
         if restored is not None and not totals["steps"]:
             return f"{seconds:.1f} s, nothing left to train: checkpoint {restored} has it all"
-        steps = _span(totals["step_min"], totals["step_max"])
+        low, high = int(totals["step_min"] or 0), int(totals["step_max"] or 0)
+        steps = counted(high, "step") if low == high else f"{low:,}-{high:,} steps"
         loss = "" if totals["loss"] is None else f", loss {totals['loss']:.4g}"
         data = "" if self.data is None or not self.data.passes else f"; {self.data}"
         return (
-            f"{seconds:.1f} s, {steps} steps a worker, {totals['samples']:,} samples, "
+            f"{seconds:.1f} s, {steps} a worker, {counted(self.samples, 'sample')}, "
             f"{totals['samples_per_s_mean']:,.0f} samples/s{loss}{data}"
         )
 
@@ -193,6 +201,7 @@ class Board:
         for name in ("step", "samples/s", "loss", *map(escape, figures), "staleness"):
             table.add_column(name, justify="right")
         table.add_column("waits for")
+        waits = self.waits()
         for view in self.views:
             if view.departed:
                 continue
@@ -207,9 +216,20 @@ class Board:
                 _number(said.loss),
                 *(_number(said.metrics.get(name)) for name in figures),
                 _number(said.staleness),
-                "" if view.ended or not said.waiting_for else _workers(said.waiting_for),
+                _workers(waits[view.rank]) if view.rank in waits else "",
             )
         return table
+
+
+def _behind(rank: int, waits: Mapping[int, Sequence[int]]) -> set[int]:
+    """Whom a worker waits for, and whom those wait for."""
+    found: set[int] = set()
+    ahead = [rank]
+    while ahead:
+        new = set(waits.get(ahead.pop(), ())) - found
+        found |= new
+        ahead += new
+    return found
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -25,6 +25,7 @@ from typing import TextIO
 import msgspec
 
 from shoal.checkpoint.client import check_writable
+from shoal.config import counted, read_environment
 from shoal.errors import BadInput, ShoalError
 from shoal.fleet.local import LocalCluster
 from shoal.launch.autoscale import Autoscaler
@@ -72,7 +73,7 @@ def run_job(options: JobOptions, shown: TextIO | None = None) -> int:
         stack.callback(log.close)
         screen = Screen(log, lambda: signals.count > 0, stdout=shown, stderr=shown)
         stack.callback(screen.close)
-        verdict = Verdict(options.max_restarts)
+        verdict = Verdict(options.max_restarts, options.replicas)
         try:
             return _Job(options, record, signals, screen, verdict, stack).run()
         except Stopped:
@@ -155,6 +156,10 @@ class _Job:
             log = logs / "checkpoint.log"
             self._saver = Saver(self._cluster, self._options.checkpoint, self._options.every_s, log)
             self._stack.callback(self._saver.end)
+        if (elsewhere := read_environment().address) is not None:
+            self._screen.note(
+                f"SHOAL_ADDRESS ({elsewhere}) is not used: a job has servers of its own", "yellow"
+            )
         if self._restored is not None:
             self._screen.note(f"going on from checkpoint {self._restored} of {self._options.checkpoint}")
         self._start_workers()
@@ -332,7 +337,7 @@ class _Job:
                 spec = parse(options.sync).core_spec(workers)
                 Rounds(client, 0, workers).open(**spec, resize=True)
         except ShoalError as error:
-            self._report(f"cannot go on with {workers} workers: {error}")
+            self._report(f"cannot go on with {counted(workers, 'worker')}: {error}")
             return
         self._options = options
         self._event(self._scaled("workers", workers))
@@ -354,12 +359,12 @@ class _Job:
             self._fleet.scale(servers, lambda: self._report(self._scaled("servers", servers)))
             self._options = options
         except ShoalError as error:
-            self._report(f"cannot go on with {servers} servers: {error}")
+            self._report(f"cannot go on with {counted(servers, 'server')}: {error}")
 
     def _scaled(self, role: str, size: int) -> str:
         before = self._record.sizes[role]
         self._record = msgspec.structs.replace(self._record, sizes={**self._record.sizes, role: size})
-        return f"scaled from {before} to {size} {role}"
+        return f"scaled from {before} to {counted(size, role.removesuffix('s'))}"
 
     def _forget(self, rank: int) -> None:
         """A worker has ended that the job needs no more."""

@@ -13,12 +13,14 @@ for anybody, and the pass is still to be made. Which of both it is can be seen
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shoal.config import counted
 from shoal.data.ledger import LeasedLedger, Ledger, StaticLedger
 from shoal.data.loader import NO_UNIT, ShardedLoader
 from shoal.data.samples import samples_in
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Passes"]
 
+_log = logging.getLogger("shoal.data")
 # Of the notices about loaders; models have those below.
 _TOPICS, _LOADERS = 1 << 15, 10_000
 # What is only read has numbers of its own: by part of the script, and counted in it.
@@ -132,6 +135,14 @@ class Passes:
         cut = worker.rounds.open_pass(self._first + epoch, batches, split=self._split, fixed=self._static)
         self._batches, self._cut = batches, cut
         worker.resized(cut)
+        few = self.loader.samples
+        if few is not None and few < cut and worker.rank == 0 and not self._trains:
+            _log.warning(
+                "the loader%s has %s for %s: some train nothing; take fewer workers, or more data",
+                self._name,
+                counted(few, "sample"),
+                counted(cut, "worker"),
+            )
         return cut
 
     def _agree_on_order(self, epoch: int) -> None:
