@@ -29,6 +29,7 @@ __all__ = [
     "check_lane",
     "check_name",
     "check_timeout",
+    "counted",
     "read_environment",
     "read_token_file",
 ]
@@ -59,6 +60,15 @@ def check_count(name: str, value: Any, low: int, high: int, why: str = "") -> in
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
         raise BadInput(f"{name} is {value!r}; allowed: a whole number from {low} to {high}{why}")
     return int(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "worker"), counted(2, "worker")
+    ('1 worker', '2 workers')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def check_duration(name: str, text: str) -> float:

@@ -137,11 +137,14 @@ def test_a_cluster_that_cannot_start_is_one_sentence(jobs: Jobs) -> None:
 
 
 def test_a_lost_server_ends_the_job(jobs: Jobs) -> None:
+    jobs.environment["SHOAL_ADDRESS"] = "shoal://127.0.0.1:1"
     with jobs.started("--workers", "1", "--servers", "2", SCRIPT, "sit") as process:
         jobs.until("ready-0")
         os.kill(jobs.record()["servers"][1]["pid"], signal.SIGKILL)
         assert process.wait(DEADLINE_S) == 1
-        assert "server 1 (pid " in process.stderr.read()
+        said = process.stderr.read()
+        assert "server 1 (pid " in said
+        assert "SHOAL_ADDRESS (shoal://127.0.0.1:1) is not used: a job has servers of its own" in said
 
 
 def test_a_job_that_is_not_done_in_time_is_stopped(jobs: Jobs) -> None:

@@ -60,8 +60,9 @@ def test_a_job_grows_and_shrinks(jobs: Jobs, tmp_path: Path, word: str) -> None:
     if word == "allreduce":
         assert found["dense"] == pytest.approx(found["rows"], rel=1e-4)
         assert sum(found["rows"]) == pytest.approx(found["rounds"], rel=1e-4)
+    assert f" {SAMPLES * PASSES} samples, " in output[1]  # those of the workers that went, too
     texts = [event["text"] for event in jobs.record()["events"] if event["text"].startswith("scaled")]
-    assert texts == ["scaled from 2 to 4 workers", "scaled from 4 to 1 workers"]
+    assert texts == ["scaled from 2 to 4 workers", "scaled from 4 to 1 worker"]
 
 
 def test_what_cannot_be_scaled_is_refused(jobs: Jobs) -> None:

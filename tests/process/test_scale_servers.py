@@ -24,7 +24,8 @@ def shards(jobs: Jobs) -> list[int]:
     """What the servers that are up have, by index; those that were let go must have none."""
     found = json.loads(jobs.shoal("status", "job", "--json").stdout)
     servers = [process for process in found["processes"] if process["role"] == "server"]
-    assert all(server["shards"] == 0 for server in servers if server["state"] == "evicted")
+    assert all(server["shards"] == 0 for server in servers if server["state"] != "up")
+    assert "evicted" not in [server["state"] for server in servers]
     return [server["shards"] for server in servers if server["state"] == "up"]
 
 

@@ -158,10 +158,16 @@ def test_an_empty_dataset_is_refused() -> None:
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "average:2", "allreduce"])
-def test_fewer_samples_than_workers_train(sync: str) -> None:
+def test_fewer_samples_than_workers_train_and_that_is_said(
+    sync: str, caplog: pytest.LogCaptureFixture
+) -> None:
     made = run_workers(3, lambda worker: (train(worker, ShoalModel(), samples=2), worker.samples), sync)
     assert sum(steps for steps, _ in made) == 4  # two passes, two parts with a sample in each
     assert sum(samples for _, samples in made) == 4
+    said = [record.getMessage() for record in caplog.records if record.name == "shoal.data"]
+    assert said == [
+        "the loader has 2 samples for 3 workers: some train nothing; take fewer workers, or more data"
+    ]
 
 
 def test_batches_behind_the_last_step_do_not_hold_up_the_pass() -> None:

@@ -94,7 +94,12 @@ def test_the_first_cause_decides() -> None:
         (lambda v: v.worker_ended(0, 0, joined=False), 2, "worker 0 ended without calling shoal.join()"),
         (lambda v: v.signalled(2), 130, "stopped by Ctrl-C"),
         (lambda v: v.signalled(15), 143, "stopped by SIGTERM"),
-        (lambda v: v.server_lost(1, 42), 1, "server 1 (pid 42) has ended, and its rows are gone"),
+        (
+            lambda v: v.server_lost(1, 42),
+            1,
+            "server 1 (pid 42) has ended, and its rows are gone; with --replicas 1 a copy on another server "
+            "would go on",
+        ),
         (lambda v: v.timed_out(3), 124, "stopped: not done within --timeout 3 s"),
     ],
 )

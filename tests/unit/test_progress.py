@@ -10,7 +10,14 @@ import pytest
 
 from shoal.errors import BadInput
 from shoal.launch.board import Board
-from shoal.train.progress import Progress, ProgressReport, progress_path, read_progress
+from shoal.train.progress import (
+    DataUse,
+    Progress,
+    ProgressReport,
+    progress_path,
+    read_progress,
+    write_data_before,
+)
 
 
 @pytest.fixture
@@ -138,15 +145,76 @@ def test_a_figure_that_is_no_number_hides_nothing(job: Path) -> None:
     assert (said.step, said.metrics) == (3, {"rmse": 0.5})
 
 
-def test_the_board_measures_recent_speed(job: Path) -> None:
+def test_a_worker_measures_its_recent_speed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("shoal.train.progress.time.time", lambda: now[0])
+    report = ProgressReport(rank=0)
+    for second in range(1, 30):
+        now[0] += 1
+        report.update(samples=10 * second if second < 15 else 150 + 100 * (second - 15))
+        report._measure_speed()
+    assert report.value.samples_per_s == pytest.approx(100)
+
+
+def test_a_single_look_knows_the_speed(job: Path) -> None:
+    write(job, 0, samples=10, samples_per_s=100.0, joined=1.0, state="training")
     board = Board(job, 1)
-    for second in range(30):
-        samples = 10 * second if second < 15 else 150 + 100 * (second - 15)
-        write(job, 0, samples=samples, time=1000.0 + second, joined=1000.0, state="training")
-        board.refresh()
-    assert board.views[0].samples_per_s == pytest.approx(100)
+    board.refresh()
+    assert board.counters()["samples_per_s"] == 100
     board.views[0].ended = True
-    assert board.views[0].samples_per_s == 0
+    assert board.counters()["samples_per_s"] == 0
+
+
+def test_what_departed_workers_said_last_is_not_shown_and_what_they_trained_counts(job: Path) -> None:
+    here = {"loss": 1.0, "metrics": {"auc": 0.5}, "joined": 1.0, "time": 2.0}
+    write(job, 0, step=50, samples=700, ended=700, **here)
+    write(job, 0, step=50, samples=700, ended=700, data={"passes": 1, "samples": 1000, "last": [0]}, **here)
+    # 30 more of its samples than it had the time to say are in the ledger's 1,000.
+    write(job, 1, step=20, samples=270, open={"0": 270}, loss=9.0, metrics={"auc": 0.1}, joined=1.0)
+    write(job, 2, step=30, samples=50, ended=40, open={str(1 << 32): 10}, joined=1.0)  # of another loader
+    board = Board.of_all(job)
+    board.refresh()
+    board.views[1].departed = board.views[1].ended = True
+    assert board.samples == 1010
+    counters = board.counters()
+    assert (counters["loss"], counters["step_min"], board.figures()) == (1.0, 30, {"auc": 0.5})
+    assert board.table().row_count == 2
+
+
+def test_one_that_died_and_is_not_back_says_nothing(job: Path) -> None:
+    write(job, 0, loss=1.0, joined=10.0)
+    write(job, 1, loss=9.0, joined=10.0)
+    board = Board(job, 2)
+    board.refresh()
+    board.views[1].since = 20.0
+    assert board.counters()["loss"] == 1.0
+
+
+def test_passes_of_an_earlier_job_are_not_counted_again(job: Path) -> None:
+    write_data_before(job, DataUse(last=(2,), before={3: 0.25}))
+    data = ProgressReport(job, rank=0).value.data
+    assert data is not None
+    assert data.has(2)
+    after = data.and_a_pass(3, 8, {1: 8}, 100).and_a_pass(4, 8, {1: 7, 2: 1}, 100)
+    assert (after.passes, after.samples, after.before) == (2, 75 + 112, {})
+    assert ProgressReport(job, rank=1).value.data is None
+
+
+def test_a_job_that_finds_all_trained_says_so(job: Path) -> None:
+    write(job, 0, data={"last": [4]})
+    board = Board(job, 1)
+    board.refresh()
+    assert board.summary(2.0, "000002-ab") == "2.0 s, nothing left to train: checkpoint 000002-ab has it all"
+    assert "0 steps a worker, 0 samples" in board.summary(2.0)
+
+
+def test_nobody_waits_in_a_circle(job: Path) -> None:
+    for rank, others in enumerate([[1], [2], [0], [0, 1]]):  # what worker 0 said is the oldest
+        write(job, rank, waiting_for=others, joined=1.0, time=10.0 + rank, state="waiting")
+    board = Board(job, 4)
+    board.refresh()
+    assert board.waits() == {1: [2], 2: [0], 3: [0, 1]}
+    assert board.waiting_for(1) == [3]
 
 
 def test_the_table_has_a_row_for_each_worker(job: Path) -> None:

@@ -114,6 +114,28 @@ def test_the_documentation_names_every_word_as_it_is_written(name: str) -> None:
     assert f"`{usage(name).partition('[')[0]}`" in page
 
 
+@pytest.mark.parametrize("name", WORDS)
+def test_a_word_takes_what_its_usage_lists_and_nothing_else(name: str) -> None:
+    plain, *options = usage(name).replace("]", "").split("[,")
+    head, _, values = plain.partition(":")
+    some = {"": "", "share": ":0.5", "strength": ":0.5", "push_every,fetch_every": ":2,2"}
+    word = head + some.get(values, ":2")
+    listed = dict(option.split("=", 1) for option in options)
+    rows = [text.partition(":")[0] for text in listed.pop("rows").split("|")]
+    for row, value in {"bsp": "", "quorum": ":0.5", "ssp": ":2", "asp": "", "softsync": ":2"}.items():
+        with contextlib.nullcontext() if row in rows else pytest.raises(BadInput, match="rows is"):
+            parse(f"{word},rows={row}{value}")
+    known = {"scale": ("share", "1", "staleness"), "state": ("keep", "average", "reset")}
+    for option, allowed in ((option, known.get(option, ())) for option in listed):
+        for value in allowed:
+            with contextlib.nullcontext() if value in listed[option].split("|") else refused(option):
+                parse(f"{word},{option}={value}")
+
+
+def refused(option: str) -> contextlib.AbstractContextManager[object]:
+    return pytest.raises(BadInput, match=rf"{option} is '\w+'; it must be one of [\w, ]+ \(\w+:")
+
+
 def test_a_changed_copy_is_not_called_by_the_word() -> None:
     changed = replace(parse("asp"), scale=One())
     assert "One()" in str(changed)
@@ -155,7 +177,7 @@ REFUSED = {
     "softsync:2,scale=mean": "scale is 'mean'; it must be one of share, 1, staleness",
     "average:5,rows=bsp": "one clock",
     "dcasgd:-1": "strength is -1.0",
-    "dcasgd:1,scale=staleness": "Share() or One()",
+    "dcasgd:1,scale=staleness": "scale is 'staleness'; it must be one of share, 1 ",
     "downpour:5": "it takes 2 to 3",
     "downpour:0,1": "push_every is 0",
     "downpour:1,0": "fetch_every is 0",
@@ -165,7 +187,7 @@ REFUSED = {
     "bmuf:5,momentum=1": "momentum is 1.0; it must be a finite number, at least 0 and below 1",
     "bmuf:5,nesterov=yes": "nesterov is 'yes'; it must be one of 0, 1",
     "easgd:5,alpha=0": "alpha is 0.0",
-    "easgd:5,state=average": "without rounds there is nothing to average",
+    "easgd:5,state=average": "state is 'average'; it must be one of keep, reset ",
     "diloco:5,lr=-1": "lr is -1.0",
     "asp:staleness,scale=1": "scale is given twice",
     "asp:often": "scale is 'often'",

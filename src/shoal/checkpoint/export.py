@@ -19,13 +19,15 @@ PIECE_FLOATS = 65536
 
 
 def export(place: Place, manifest: Manifest, path: Path) -> dict[str, tuple[int, ...]]:
-    """Write tables as NAME.keys and NAME.values, tensors as NAME; their names and shapes.
+    """Write the user's tables as NAME.keys and NAME.values, tensors as NAME; their names and shapes.
 
     All of it is in memory at once. Optimizer state stays behind.
     """
-    entries = {entry.id: entry for entry in manifest.tables}
+    entries = {entry.id: entry for entry in manifest.tables if not entry.is_own}
     rows: dict[int, dict[int, np.ndarray]] = {number: {} for number in entries}
     for table, keys, found in shards.pages(place, manifest.name):
+        if table not in entries:
+            continue
         rows[table].update(zip(keys.tolist(), found[:, : _floats(entries[table])], strict=True))
     tensors: dict[str, np.ndarray] = {}
     for number, entry in entries.items():

@@ -15,7 +15,7 @@ from shoal.checkpoint.client import split
 from shoal.checkpoint.export import export as export_
 from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.place import Place
-from shoal.errors import ShoalError
+from shoal.errors import BadInput, ShoalError
 
 __all__ = ["app"]
 
@@ -34,7 +34,9 @@ def ls(url: _Url) -> None:
     """List the checkpoints there, the oldest first."""
     place, _ = split(url)
     table = Table("name", "made", "rows", "bytes", "base", box=None)
-    for name in manifest_.names(place):
+    if not (names := manifest_.names(place)):
+        raise BadInput(f"there is no checkpoint at {place.url}")
+    for name in names:
         try:
             found = manifest_.find(place, name)
         except ShoalError as error:
@@ -55,7 +57,7 @@ def show(url: _Url) -> None:
     if found.clocks:
         _console.print(f"steps of the workers: {', '.join(map(str, found.clocks))}")
     table = Table("name", "shape", "optimizer", box=None)
-    for entry in found.tables:
+    for entry in (entry for entry in found.tables if not entry.is_own):
         shape = f"rows of {entry.dim}" if entry.shape is None else str(list(entry.shape))
         table.add_row(entry.name, shape, str(entry.optimizer))
     _console.print(table)

@@ -6,7 +6,7 @@ import time
 
 from rich.console import Console
 
-from shoal.config import SHARDS, check_count
+from shoal.config import SHARDS, check_count, counted
 from shoal.errors import BadInput, Timeout
 from shoal.launch.records import JobRecord, find_job
 from shoal.train.environment import WORKERS_MAX
@@ -41,7 +41,7 @@ def scale(job: str | None, *, workers: int | None, servers: int | None) -> None:
         if time.monotonic() > until:
             raise Timeout(f"job {now.name}: its supervisor (pid {now.pid}) did not answer in {_WAIT_S:g} s")
         time.sleep(_LOOK_EVERY_S)
-    text = " and ".join(f"{size} {role}" for role, size in sizes.items())
+    text = " and ".join(counted(size, role.removesuffix("s")) for role, size in sizes.items())
     moving = "; shards move while it trains, see shoal status" if servers is not None else ""
     Console(soft_wrap=True, highlight=False).print(
         f"job {now.name} goes on with {text}{moving}", markup=False

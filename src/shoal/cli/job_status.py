@@ -50,12 +50,18 @@ def show(job: str | None, *, as_json: bool, timeout_s: float) -> int:
 
 def collect(record: JobRecord, timeout_s: float) -> dict[str, Any]:
     """What is known, as plain data."""
-    board = Board(record.path, 1 + max((worker.rank for worker in record.workers), default=-1))
+    board = Board.of_all(record.path)
+    board.grow(1 + max((worker.rank for worker in record.workers), default=-1))
     board.refresh()
+    for gone in {view.rank for view in board.views} - {worker.rank for worker in record.workers}:
+        board.views[gone].departed = board.views[gone].ended = True
     running = record.state in ("starting", "running")
     cluster, problem = _cluster(record, timeout_s) if running else ({}, None)
     supervisor = {"role": "supervisor", "index": 0, "pid": record.pid, "address": None}
     workers = [_worker(worker, board.views[worker.rank], record) for worker in record.workers]
+    waits = board.waits()
+    for worker in workers:
+        worker["waiting_for"] = waits.get(worker["index"], [])
     absent = [w["index"] for w in workers if w["state"] == "not joined"]
     if absent and problem is None:
         problem = f"worker {', '.join(map(str, absent))} has not called shoal.join()"
@@ -135,7 +141,6 @@ def _worker(worker: WorkerRecord, view: WorkerView, record: JobRecord) -> dict[s
         "samples": None if said is None else said.samples,
         "loss": None if said is None else said.loss,
         "staleness": None if said is None else said.staleness,
-        "waiting_for": [] if said is None else list(said.waiting_for),
         "metrics": {} if said is None else said.metrics,
     }
 
@@ -159,7 +164,7 @@ def _print(report: dict[str, Any], console: Console) -> None:
         console.print(
             f"{time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['text']}", markup=False
         )
-    if report["data"]:
+    if report["data"] and report["data"]["passes"]:
         console.print(f"data: {DataUse(**report['data'])}")
     if report["tables"]:
         console.print()

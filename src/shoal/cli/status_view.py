@@ -32,8 +32,6 @@ __all__ = ["WIDTH", "collect", "print_tables", "show"]
 
 # A coordinator that is being restarted answers within this.
 _PATIENCE_S = 1.0
-# Tables by which the workers of a job talk; nothing of the user's is in them.
-_OWN = "shoal."
 # A line for each table, however long: cut or wrapped it could be neither read nor searched.
 WIDTH = 4096
 
@@ -62,7 +60,7 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
         status = control.ask(GetStatus(), StatusInfo, timeout_s, _PATIENCE_S)
         news = control.ask(WatchPlacement(after=0, wait_s=0.0), PlacementNews, timeout_s)
         entries = list_tables(control, timeout_s)
-    entries = [entry for entry in entries if not entry.name.startswith(_OWN)]
+    entries = [entry for entry in entries if not entry.is_own]
     shards = Counter(i for chain in news.placement.chains for i in chain) if news.placement else Counter()
     processes = [_coordinator(index, one, token, status.pid) for index, one in enumerate(address.all)]
     for server in status.servers:
@@ -104,7 +102,7 @@ def _coordinator(index: int, address: Address, token: str, leader_pid: int) -> d
 def _state(status: StatusInfo) -> str:
     if status.waiting_for:
         return "starting"
-    there = all(server.state in ("up", "leaving", "evicted") for server in status.servers)
+    there = all(server.state in ("up", "leaving", "evicted", "left") for server in status.servers)
     return "up" if there and status.degraded == 0 else "degraded"
 
 
@@ -142,7 +140,7 @@ def _print(report: dict[str, Any], console: Console) -> None:
     processes = Table("role", "index", "pid", "address", "state", "shards", box=None, pad_edge=False)
     for process in report["processes"]:
         state = process["state"]
-        colour = "green" if state in ("up", "standby") else "red"
+        colour = "green" if state in ("up", "standby") else "dim" if state == "left" else "red"
         cells = [str("" if process[key] is None else process[key]) for key in ("index", "pid", "address")]
         processes.add_row(process["role"], *cells, f"[{colour}]{state}[/]", str(process.get("shards", "")))
     console.print(processes)

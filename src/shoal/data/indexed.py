@@ -36,6 +36,7 @@ class IndexedSource:
         self._order = Order(loader, seed=seed, rank=rank)
         self._feed = _Feed()
         self._samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
+        self.samples = _samples(loader)  # of a pass, if that is known
         self.order = ""
         sampler = (
             {"batch_sampler": self._feed} if loader.batch_sampler is not None else {"sampler": self._feed}
@@ -256,6 +257,15 @@ def _refuse_divided(loader: DataLoader[Any]) -> None:
                 f"the loader's {type(sampler).__name__} divides the data itself; Shoal does so, too. Give a "
                 f"loader with shuffle=True or a sampler of all the data"
             )
+
+
+def _samples(loader: DataLoader[Any]) -> int | None:
+    size = loader.batch_size
+    try:
+        drawn = None if size is None else len(loader.sampler)  # type: ignore[arg-type]  # or it has none
+    except (TypeError, NotImplementedError):
+        return None
+    return drawn // size * size if size and drawn and loader.drop_last else drawn
 
 
 def _described(loader: DataLoader[Any]) -> str:

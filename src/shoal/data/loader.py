@@ -107,6 +107,11 @@ class ShardedLoader:
         return not isinstance(self._source, IndexedSource) or self._source.whole
 
     @property
+    def samples(self) -> int | None:
+        """How many samples a pass has, if that is known."""
+        return self._source.samples if isinstance(self._source, IndexedSource) else None
+
+    @property
     def stream_batches(self) -> int | None:
         """How many batches a stream has given so far in its pass; None where batches have indexes."""
         return self._source.read if isinstance(self._source, InTurnSource) else None

@@ -30,6 +30,7 @@ from shoal.fleet.attendance import JOIN_S, RESTORED_S, Attendance
 from shoal.fleet.balance import ShardCosts
 from shoal.fleet.cuts import Cuts
 from shoal.fleet.decisions import (
+    LEFT,
     ClientGranted,
     ClusterFormed,
     Decision,
@@ -464,8 +465,7 @@ class Coordinator:
             self._placer.plan(self._roster.up, self._roster.leaving, self._shard_costs)
         for index in sorted(self._roster.leaving - self._placer.members() - self._placer.first_to_know):
             if not any(fill.target == index for fill in self._placer.fills.values()):
-                why = "it was removed, and its shards have moved"
-                self._decide(outcome, ServerGone(index=index, why=why))
+                self._decide(outcome, ServerGone(index=index, why=LEFT))
                 self._decide(outcome, self._placer.joined())
         self._tell_news(outcome)
 

@@ -13,6 +13,7 @@ import msgspec
 from shoal.store.catalogue import TableEntry, decode_setting
 
 __all__ = [
+    "LEFT",
     "ClientGranted",
     "ClusterFormed",
     "Decision",
@@ -81,6 +82,10 @@ class ServerLeaving(_Decision, frozen=True, kw_only=True, tag="leaving"):
     @property
     def key(self) -> str:
         return f"leaving/{self.index}"
+
+
+# Why a server is gone that left in order.
+LEFT = "it was removed, and its shards have moved"
 
 
 class ServerGone(_Decision, frozen=True, kw_only=True, tag="gone"):

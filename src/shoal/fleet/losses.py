@@ -52,14 +52,20 @@ class Losses:
 
 
 def describe(losses: Sequence[Lost]) -> str:
-    """What went with servers, in a line.
+    """What went with servers, in a short line; which versions of which shards, the status knows.
 
-    >>> describe([Lost(shard=3, term=2, version=120, last=180, pushes=0)])
-    'lost with a server: 60 updates (versions 121-180 of shard 3)'
+    >>> describe([Lost(shard=shard, term=2, version=120, last=180) for shard in (3, 4, 5, 9)])
+    'lost with a server: 240 updates of 4 shards (3-5, 9); versions by shard: shoal status --json'
     """
+    gone = sorted({one.shard for one in losses if one.last > one.version})
     updates = sum(max(0, one.last - one.version) for one in losses)
-    gone = [one for one in losses if one.last > one.version]
-    ranges = [f"{one.version + 1}-{one.last} of shard {one.shard}" for one in gone]
     pushes = sum(one.pushes for one in losses)
-    said = f", {pushes} of them acknowledged pushes" if pushes else ""
-    return f"lost with a server: {updates} updates{said} (versions {', '.join(ranges)})"
+    said = f", {pushes} of them acknowledged pushes," if pushes else ""
+    begins = [shard for shard in gone if shard - 1 not in gone]
+    ends = [shard for shard in gone if shard + 1 not in gone]
+    ranges = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(begins, ends, strict=True)]
+    shards = "1 shard" if len(gone) == 1 else f"{len(gone)} shards"
+    return (
+        f"lost with a server: {updates} updates{said} of {shards} ({', '.join(ranges)}); versions by shard: "
+        "shoal status --json"
+    )

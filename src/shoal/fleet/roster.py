@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.config import NAME_BYTES_MAX, CoordinatorOptions
 from shoal.errors import BadInput, Fenced, Refused
-from shoal.fleet.decisions import Placed, ServerGone, ServerPlaced
+from shoal.fleet.decisions import LEFT, Placed, ServerGone, ServerPlaced
 from shoal.store import messages as m
 
 __all__ = ["Roster"]
@@ -95,7 +95,7 @@ class Roster:
 
     def _state_of(self, index: int) -> str:
         if index in self.gone:
-            return "evicted"
+            return "left" if self.gone[index].why == LEFT else "evicted"
         if index not in self.peers:
             return "gone"
         return "leaving" if index in self.leaving else "up"

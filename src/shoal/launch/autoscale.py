@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from shoal.config import check_count, check_duration
+from shoal.config import check_count, check_duration, counted
 from shoal.errors import BadInput
 from shoal.launch.board import Board
 from shoal.launch.throughput import Observation, fit
@@ -82,7 +82,7 @@ def propose(history: Sequence[Observation], limits: Autoscale) -> Proposal:
         if one.servers == now.servers:
             speeds.setdefault(one.workers, []).append(one.speed)
     if len(speeds[now.workers]) < _LOOKS and limits.low <= now.workers <= limits.high:
-        return Proposal(now.workers, f"{now.workers} workers are still being looked at")
+        return Proposal(now.workers, f"{counted(now.workers, 'worker')}: still being looked at")
     known = {size: median(values) for size, values in speeds.items() if limits.low <= size <= limits.high}
     best = max(known.values(), default=0.0)
     model = fit(seen)
@@ -98,14 +98,14 @@ def propose(history: Sequence[Observation], limits: Autoscale) -> Proposal:
         speed, doubt = expected[size]
         return Proposal(
             size,
-            f"{speed:,.0f} samples/s are expected of {size} workers, give or take {doubt:.0%}; "
+            f"{speed:,.0f} samples/s are expected of {counted(size, 'worker')}, give or take {doubt:.0%}; "
             f"the most seen is {best:,.0f}",
         )
     enough = min(size for size, speed in known.items() if speed >= _AS_FAST * best)
     if now.workers <= enough and known.get(now.workers, 0.0) >= _STAY * best:
         enough = now.workers
     sizes = ", ".join(f"{size}: {speed:,.0f}" for size, speed in sorted(known.items()))
-    reason = f"{enough} workers are the fewest that are as fast as any (samples/s of {sizes})"
+    reason = f"the fewest that are as fast as any: {counted(enough, 'worker')} (samples/s of {sizes})"
     return Proposal(enough, reason, settled=True)
 
 
@@ -191,9 +191,10 @@ class Autoscaler:
             return None
         self._said = news
         verb = "stay with" if proposal.workers == workers else "go to"
+        so_many = counted(proposal.workers, "worker")
         if not self.limits.apply:
-            return f"autoscale would {verb} {proposal.workers} workers (dry run): {proposal.reason}", None
-        text = f"autoscale: {verb} {proposal.workers} workers: {proposal.reason}"
+            return f"autoscale would {verb} {so_many} (dry run): {proposal.reason}", None
+        text = f"autoscale: {verb} {so_many}: {proposal.reason}"
         return text, proposal.workers if proposal.workers != workers else None
 
 

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.config import counted
 from shoal.train.progress import DataUse, Progress, progress_path, read_progress
 
 __all__ = ["Board", "WorkerView"]
 
-# Samples per second are those of about this long.
-_WINDOW_S = 10.0
-# Of less than this nothing can be said.
-_SHORTEST_S = 0.5
 # So many columns of what workers report fit beside the rest.
 _FIGURES_MAX = 3
 
 
 @dataclass
 class WorkerView:
-    """The last report of one worker and its recent speed; no report = it has not joined."""
+    """The last report of one worker; no report = it has not joined."""
 
     rank: int
     progress: Progress | None = None
     ended: bool = False
+    # It was scaled away: what it trained counts, and what it said last does not.
+    departed: bool = False
     overdue: bool = False
     # When its process was started: what was reported before is of one that it replaces.
     since: float = 0.0
     _seen: tuple[int, int] = (0, 0)
-    _history: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
     def joined(self) -> bool:
@@ -58,10 +55,8 @@ class WorkerView:
     @property
     def samples_per_s(self) -> float:
         """Over the last seconds; 0 while that is not known."""
-        if self.ended or len(self._history) < 2:
-            return 0.0
-        (begin, first), (end, last) = self._history[0], self._history[-1]
-        return (last - first) / (end - begin) if end - begin >= _SHORTEST_S else 0.0
+        here = self.progress is not None and self.joined and not self.ended
+        return self.progress.samples_per_s if self.progress is not None and here else 0.0
 
     def refresh(self, path: Path) -> bool:
         """Read the file if it is another one; whether it was."""
@@ -75,10 +70,6 @@ class WorkerView:
         if progress is None:
             return False
         self._seen, self.progress = seen, progress
-        if not self._history or progress.time > self._history[-1][0]:
-            self._history.append((progress.time, progress.samples))
-        while len(self._history) > 2 and self._history[1][0] < progress.time - _WINDOW_S:
-            self._history.popleft()
         return True
 
 
@@ -88,6 +79,12 @@ class Board:
     def __init__(self, directory: Path, workers: int) -> None:
         self._directory = directory
         self.views = [WorkerView(rank) for rank in range(workers)]
+
+    @staticmethod
+    def of_all(directory: Path) -> Board:
+        """Of all workers that have reported, also those that are gone."""
+        ranks = [int(path.stem) for path in (directory / "progress").glob("*.json")]
+        return Board(directory, 1 + max(ranks, default=-1))
 
     def grow(self, workers: int) -> None:
         """There are at least so many."""
@@ -104,35 +101,57 @@ class Board:
 
     def waiting_for(self, rank: int) -> list[int]:
         """The ranks that say that they wait for `rank`."""
-        return [p.rank for p in self._waiting() if rank in p.waiting_for]
+        return [waiting for waiting, others in self.waits().items() if rank in others]
 
-    def _waiting(self) -> list[Progress]:
-        here = (view for view in self.views if view.joined and not view.ended)
-        return [view.progress for view in here if view.progress is not None and view.progress.waiting_for]
+    def waits(self) -> dict[int, list[int]]:
+        """Who waits for whom. Reports are of different moments: what is newer has ended a wait that would
+        otherwise go in a circle.
+        """
+        here = [view.progress for view in self.views if view.joined and not view.ended and view.progress]
+        waits: dict[int, list[int]] = {}
+        for report in sorted(here, key=lambda report: -report.time):
+            waits[report.rank] = [r for r in report.waiting_for if report.rank not in _behind(r, waits)]
+        return {rank: others for rank, others in sorted(waits.items()) if others}
 
     @property
     def _progress(self) -> list[Progress]:
         return [view.progress for view in self.views if view.progress is not None]
 
+    @property
+    def _here(self) -> list[Progress]:
+        """The reports of who is there, or was to the end: not of who left, or died and is not back."""
+        here = [view for view in self.views if view.joined and not view.departed]
+        return [view.progress for view in here if view.progress is not None]
+
+    @property
+    def samples(self) -> int:
+        """That were trained: of passes that have ended by the ledger's word, of others by the workers'."""
+        data = self.data or DataUse()
+        own = 0
+        for report in self._progress:
+            told = sum(count for epoch, count in report.open.items() if data.has(epoch))
+            own += report.samples - report.ended - told
+        return data.samples + own
+
     def counters(self) -> dict[str, float | int | None]:
         """The job's numbers over all workers."""
-        reports = self._progress
-        clocks = [report.clock for report in reports]
-        steps = [report.step for report in reports]
+        reports, here = self._progress, self._here
+        clocks = [report.clock for report in here]
+        steps = [report.step for report in here]
         joined = min((report.joined for report in reports), default=0.0)
         seconds = max((report.time for report in reports), default=0.0) - joined
-        samples = sum(report.samples for report in reports)
+        samples = self.samples
         return {
             "samples": samples,
             "samples_per_s": sum(view.samples_per_s for view in self.views),
             "samples_per_s_mean": samples / seconds if seconds > 0 else 0.0,
-            "steps": sum(steps),
+            "steps": sum(report.step for report in reports),
             "step_min": min(steps, default=0),
             "step_max": max(steps, default=0),
             "clock_min": min(clocks, default=0),
             "clock_max": max(clocks, default=0),
-            "loss": _mean([r.loss for r in reports]),
-            "staleness": _mean([r.staleness for r in reports]),
+            "loss": _mean([r.loss for r in here]),
+            "staleness": _mean([r.staleness for r in here]),
         }
 
     @property
@@ -151,24 +170,27 @@ class Board:
         missing = self.missing()
         if missing:
             parts.append(f"not joined: {_workers(missing)}")
-        parts += [f"worker {p.rank} waits for {_workers(p.waiting_for)}" for p in self._waiting()]
+        parts += [f"worker {rank} waits for {_workers(others)}" for rank, others in self.waits().items()]
         return ", ".join(parts)
 
     def figures(self) -> dict[str, float]:
         """What else the workers reported by name, accuracy and the like: the mean over them."""
-        reports = [report.metrics for report in self._progress]
+        reports = [report.metrics for report in self._here]
         names = {name: None for metrics in reports for name in metrics if name != "loss"}
         means = {name: _mean([metrics.get(name) for metrics in reports]) for name in names}
         return {name: mean for name, mean in means.items() if mean is not None}
 
-    def summary(self, seconds: float) -> str:
-        """What a job that ended well did."""
+    def summary(self, seconds: float, restored: str | None = None) -> str:
+        """What a job that ended well did. `restored` is the checkpoint that it went on from, if any."""
         totals = self.counters()
-        steps = _span(totals["step_min"], totals["step_max"])
+        if restored is not None and not totals["steps"]:
+            return f"{seconds:.1f} s, nothing left to train: checkpoint {restored} has it all"
+        low, high = int(totals["step_min"] or 0), int(totals["step_max"] or 0)
+        steps = counted(high, "step") if low == high else f"{low:,}-{high:,} steps"
         loss = "" if totals["loss"] is None else f", loss {totals['loss']:.4g}"
-        data = "" if self.data is None else f"; {self.data}"
+        data = "" if self.data is None or not self.data.passes else f"; {self.data}"
         return (
-            f"{seconds:.1f} s, {steps} steps a worker, {totals['samples']:,} samples, "
+            f"{seconds:.1f} s, {steps} a worker, {counted(self.samples, 'sample')}, "
             f"{totals['samples_per_s_mean']:,.0f} samples/s{loss}{data}"
         )
 
@@ -179,7 +201,10 @@ class Board:
         for name in ("step", "samples/s", "loss", *map(escape, figures), "staleness"):
             table.add_column(name, justify="right")
         table.add_column("waits for")
+        waits = self.waits()
         for view in self.views:
+            if view.departed:
+                continue
             said = view.progress or Progress(rank=view.rank)
             colour = {"training": "green", "waiting": "yellow", "not joined": "red"}.get(view.state, "dim")
             table.add_row(
@@ -191,9 +216,20 @@ class Board:
                 _number(said.loss),
                 *(_number(said.metrics.get(name)) for name in figures),
                 _number(said.staleness),
-                "" if view.ended or not said.waiting_for else _workers(said.waiting_for),
+                _workers(waits[view.rank]) if view.rank in waits else "",
             )
         return table
+
+
+def _behind(rank: int, waits: Mapping[int, Sequence[int]]) -> set[int]:
+    """Whom a worker waits for, and whom those wait for."""
+    found: set[int] = set()
+    ahead = [rank]
+    while ahead:
+        new = set(waits.get(ahead.pop(), ())) - found
+        found |= new
+        ahead += new
+    return found
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -10,6 +10,7 @@ from selectors import EVENT_READ, BaseSelector
 
 from shoal.launch.guardian import GRACE_S
 from shoal.launch.guardian_process import GuardianProcess
+from shoal.launch.lines import Tracebacks
 from shoal.launch.screen import LogFile, Screen
 from shoal.launch.worker import Pipe, Worker
 
@@ -45,6 +46,7 @@ class Crew:
         self._ended = ended
         self._logs: dict[int, LogFile] = {}
         self._ended_at: dict[int, float] = {}
+        self._tracebacks = Tracebacks()
 
     @property
     def ending(self) -> bool:
@@ -90,19 +92,19 @@ class Crew:
 
     def _output(self, worker: Worker, pipe: Pipe) -> None:
         lines, ended = pipe.read()
-        self._show(worker, pipe, lines)
+        self._show(worker, pipe, lines, ended)
         if ended:
             self._selector.unregister(pipe.file.fileno())
             pipe.file.close()
             worker.pipes.remove(pipe)
 
-    def _show(self, worker: Worker, pipe: Pipe, lines: list[bytes]) -> None:
-        if not lines:
-            return
+    def _show(self, worker: Worker, pipe: Pipe, lines: list[bytes], ended: bool) -> None:
         self._logs[worker.rank].write(b"".join(line + b"\n" for line in lines))
         if pipe.name == "stderr":
             worker.tail.add(lines)
-        self._screen.lines(worker.rank, pipe.name, lines)
+            lines = self._tracebacks.fold(worker.rank, lines, ended=ended)
+        if lines:
+            self._screen.lines(worker.rank, pipe.name, lines)
 
     def _clean_up(self, worker: Worker) -> bool:
         since = time.monotonic() - self._ended_at[worker.rank]
@@ -114,7 +116,7 @@ class Crew:
             return False
         for pipe in worker.pipes:
             self._selector.unregister(pipe.file.fileno())
-            self._show(worker, pipe, pipe.close())
+            self._show(worker, pipe, pipe.close(), ended=True)
         worker.reap()
         self._guardian.remove(worker.pid)
         del self.workers[worker.rank], self._ended_at[worker.rank]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["LINE_BYTES_MAX", "LineSplitter", "StderrTail"]
+__all__ = ["LINE_BYTES_MAX", "LineSplitter", "StderrTail", "Tracebacks"]
 
 # A longer line is passed on in pieces.
 LINE_BYTES_MAX = 1 << 16
@@ -73,3 +73,32 @@ class StderrTail:
         while starts and any(line in _CHAIN for line in lines[starts[-1] : first]):
             first = starts.pop()
         return lines[first:]
+
+
+class Tracebacks:
+    """Lets a traceback through once: where another worker has raised the same, a line says so.
+
+    >>> shown, same = Tracebacks(), [_TRACEBACK.encode(), b"  File ...", b"ValueError: x"]
+    >>> shown.fold(0, same) == same, shown.fold(1, [b"hm", *same])
+    (True, [b'hm', b'ValueError: x (the traceback is that of worker 0)'])
+    """
+
+    def __init__(self) -> None:
+        self._shown: dict[tuple[bytes, ...], int] = {}  # by whom first
+        self._held: dict[int, list[bytes]] = {}  # not at its end yet
+
+    def fold(self, rank: int, lines: list[bytes], *, ended: bool = False) -> list[bytes]:
+        """What is to be shown of these lines of a worker; `ended`: there are no more."""
+        shown: list[bytes] = []
+        for line in lines:
+            held = self._held.pop(rank, [])
+            if not held and line != _TRACEBACK.encode():
+                shown.append(line)
+            elif not held or (line[:1] in (b" ", b"") and len(held) < _TAIL_LINES_MAX):
+                self._held[rank] = [*held, line]
+            else:
+                whole = (*held, line)
+                first = self._shown.setdefault(whole, rank)
+                said = b"%b (the traceback is that of worker %d)" % (line, first)
+                shown += whole if first == rank else [said]
+        return shown + (self._held.pop(rank, []) if ended else [])

@@ -8,7 +8,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from shoal.config import CoordinatorOptions, check_count, check_duration, check_timeout
+from shoal.config import CoordinatorOptions, check_count, check_duration, check_timeout, counted
 from shoal.errors import BadInput
 from shoal.launch.autoscale import Autoscale
 from shoal.launch.health import parse_policies
@@ -103,12 +103,10 @@ class JobOptions:
     @property
     def summary(self) -> str:
         """How many of what, and the word."""
-        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
-        servers = "1 server" if self.servers == 1 else f"{self.servers} servers"
+        servers = counted(self.servers, "server")
         if self.replicas:
-            weak = "weak " * (self.replication == "weak")
-            servers += f" with {self.replicas} {weak}{'replica' if self.replicas == 1 else 'replicas'}"
-        return f"{workers}, {servers}, sync {self.sync}"
+            servers += f" with {counted(self.replicas, 'weak ' * (self.replication == 'weak') + 'replica')}"
+        return f"{counted(self.workers, 'worker')}, {servers}, sync {self.sync}"
 
     @property
     def module(self) -> bool:

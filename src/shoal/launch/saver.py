@@ -14,19 +14,41 @@ from shoal.checkpoint.client import load
 from shoal.checkpoint.place import Place
 from shoal.checkpoint.reload import AGAIN
 from shoal.fleet.local import LocalCluster
+from shoal.store.rounds import Rounds
+from shoal.train.progress import PASSES_A_LOADER, DataUse, part_used, write_data_before
 
 __all__ = ["Reload", "Saver", "go_on"]
 
 _LOAD_S = 3600.0
 _LAST_S = 600.0
+# Of a script; of further ones what an earlier job trained would be counted again.
+_LOADERS_MAX = 64
 
 
-def go_on(cluster: LocalCluster, url: str) -> str | None:
-    """Make a fresh cluster what the newest whole checkpoint at `url` is; its name, if there is one."""
+def go_on(cluster: LocalCluster, url: str, job: Path) -> str | None:
+    """Make a fresh cluster what the newest whole checkpoint at `url` is; its name, if there is one.
+
+    What of the data is done already is put down in the directory `job`, so that it is not counted again.
+    """
     if not manifest_.names(Place(url)):
         return None
     with cluster.connect() as client:
-        return load(client, url, _LOAD_S, resume=True)
+        name = load(client, url, _LOAD_S, resume=True)
+        if manifest_.find(Place(url), name).clocks:  # it is of a job
+            write_data_before(job, _data_done(Rounds(client, 0, 1)))
+        return name
+
+
+def _data_done(rounds: Rounds) -> DataUse:
+    last, before = [], {}
+    for first in range(0, _LOADERS_MAX * PASSES_A_LOADER, PASSES_A_LOADER):
+        epoch, _ = rounds.go_on(first)
+        if epoch > first:
+            last.append(epoch - 1)
+        begun = rounds.report(epoch)
+        if part := part_used(begun["units"], begun["used"]):
+            before[epoch] = part
+    return DataUse(last=tuple(last), before=before)
 
 
 class Saver:

@@ -25,6 +25,7 @@ from typing import TextIO
 import msgspec
 
 from shoal.checkpoint.client import check_writable
+from shoal.config import counted, read_environment
 from shoal.errors import BadInput, ShoalError
 from shoal.fleet.local import LocalCluster
 from shoal.launch.autoscale import Autoscaler
@@ -71,7 +72,7 @@ def run_job(options: JobOptions, shown: TextIO | None = None) -> int:
         stack.callback(log.close)
         screen = Screen(log, lambda: signals.count > 0, stdout=shown, stderr=shown)
         stack.callback(screen.close)
-        verdict = Verdict(options.max_restarts)
+        verdict = Verdict(options.max_restarts, options.replicas)
         try:
             return _Job(options, record, signals, screen, verdict, stack).run()
         except Stopped:
@@ -116,7 +117,9 @@ class _Job:
         self._cluster = stack.enter_context(
             LocalCluster(directory=record.path / "cluster", watch=False, **options.cluster)
         )
-        self._restored = None if options.checkpoint is None else go_on(self._cluster, options.checkpoint)
+        self._restored = None
+        if options.checkpoint is not None:
+            self._restored = go_on(self._cluster, options.checkpoint, record.path)
         signals.raising = False
         logs, keeper = record.path / "logs", stack.enter_context(GuardianProcess())
         self._crew = Crew(logs, screen, self._selector, keeper, self._worker_ended)
@@ -152,6 +155,10 @@ class _Job:
             log = logs / "checkpoint.log"
             self._saver = Saver(self._cluster, self._options.checkpoint, self._options.every_s, log)
             self._stack.callback(self._saver.end)
+        if (elsewhere := read_environment().address) is not None:
+            self._screen.note(
+                f"SHOAL_ADDRESS ({elsewhere}) is not used: a job has servers of its own", "yellow"
+            )
         if self._restored is not None:
             self._screen.note(f"going on from checkpoint {self._restored} of {self._options.checkpoint}")
         self._start_workers()
@@ -203,7 +210,7 @@ class _Job:
         self._health.forget(rank)
         write_trust(self._record.path, rank, 1.0)
         view = self._board.views[rank]
-        view.since, view.ended, view.overdue = now, False, False
+        view.since, view.ended, view.departed, view.overdue = now, False, False, False
         before = [w for w in self._record.workers if w.rank == rank]
         restarts = before[0].restarts + 1 if before else 0
         others = [w for w in self._record.workers if w.rank != rank]
@@ -244,6 +251,7 @@ class _Job:
         if self._when_stopped is not None:
             return
         if worker.rank >= self._options.workers:  # too many since `shoal scale`
+            view.departed = True
             self._evict(worker.rank)
             self._forget(worker.rank)
             return
@@ -328,7 +336,7 @@ class _Job:
                 spec = parse(options.sync).core_spec(workers)
                 Rounds(client, 0, workers).open(**spec, resize=True)
         except ShoalError as error:
-            self._report(f"cannot go on with {workers} workers: {error}")
+            self._report(f"cannot go on with {counted(workers, 'worker')}: {error}")
             return
         self._options = options
         self._event(self._scaled("workers", workers))
@@ -350,12 +358,12 @@ class _Job:
             self._fleet.scale(servers, lambda: self._report(self._scaled("servers", servers)))
             self._options = options
         except ShoalError as error:
-            self._report(f"cannot go on with {servers} servers: {error}")
+            self._report(f"cannot go on with {counted(servers, 'server')}: {error}")
 
     def _scaled(self, role: str, size: int) -> str:
         before = self._record.sizes[role]
         self._record = msgspec.structs.replace(self._record, sizes={**self._record.sizes, role: size})
-        return f"scaled from {before} to {size} {role}"
+        return f"scaled from {before} to {counted(size, role.removesuffix('s'))}"
 
     def _forget(self, rank: int) -> None:
         """A worker has ended that the job needs no more."""
@@ -443,7 +451,7 @@ class _Job:
         seconds = time.monotonic() - self._begin
         ending = self._verdict.ending
         if ending is None:
-            done = [self._board.summary(seconds)]
+            done = [self._board.summary(seconds, self._restored)]
             done += [f"{name} {value:.4g}" for name, value in self._board.figures().items()]
             self._screen.note(f"job {self._record.name} is done: {', '.join(done)}", "green")
         elif ending.rank is not None:

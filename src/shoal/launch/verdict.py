@@ -35,10 +35,11 @@ class Ending:
 class Verdict:
     """Collects what happens to a job. `ending` is set by the first cause and stays."""
 
-    def __init__(self, restarts_max: int = 0) -> None:
+    def __init__(self, restarts_max: int = 0, replicas: int = 0) -> None:
         self.ending: Ending | None = None
         self.restarts = 0
         self._restarts_max = restarts_max
+        self._replicas = replicas
 
     @property
     def code(self) -> int:
@@ -91,7 +92,8 @@ class Verdict:
 
     def server_lost(self, index: int, pid: int) -> None:
         """A server ended; there is no copy of its rows."""
-        self._end(CODE_ERROR, f"server {index} (pid {pid}) has ended, and its rows are gone")
+        hint = "" if self._replicas else "; with --replicas 1 a copy on another server would go on"
+        self._end(CODE_ERROR, f"server {index} (pid {pid}) has ended, and its rows are gone{hint}")
 
     def server_replaced(self) -> bool:
         """Whether another server is started for one that ended, as is done for workers."""

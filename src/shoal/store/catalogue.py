@@ -76,6 +76,11 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
     def what(self) -> str:
         return describe(self.name, self.shape is not None)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one by which workers talk: nothing of the user's is in it."""
+        return self.name.startswith("shoal.")
+
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a request; `changed` says that the entry is new or has other hyper-parameters now."""

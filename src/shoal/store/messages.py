@@ -313,7 +313,7 @@ class ServerAdmitted(_Message, frozen=True, kw_only=True, tag="admitted"):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One server. `state`: up, gone when its control connection is closed, leaving, or evicted."""
+    """One server. `state`: up, gone when its control connection is closed, leaving, left, or evicted."""
 
     index: int
     pid: int

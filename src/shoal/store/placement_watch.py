@@ -32,7 +32,7 @@ def core_placement(placement: PlacementInfo) -> _core.Placement:
         version=placement.version,
         weak=placement.weak,
         servers=[
-            _core.ServerAddress(s.index, s.host, 0 if s.state == "evicted" else s.port, s.unix_path)
+            _core.ServerAddress(s.index, s.host, 0 if s.state in ("evicted", "left") else s.port, s.unix_path)
             for s in placement.servers
         ],
         terms=list(placement.terms),
@@ -97,14 +97,15 @@ class PlacementWatch:
                 if news.placement is not None:
                     self._version = news.placement.version
                     session.core.set_placement(core_placement(news.placement))
-                for takeover in news.takeovers:
-                    self._count_lost(session, takeover)
+                pushes = sum(self._count_lost(session, takeover) for takeover in news.takeovers)
+                if pushes:  # what others have lost, too, the status tells
+                    _log.warning("%d acknowledged pushes of this client were lost with a server", pushes)
             except _core.CoreError:  # closed meanwhile
                 return
             del session  # or it would live while this thread waits for the next
             self._life, self._heard = news.life, news.heard
 
-    def _count_lost(self, session: Session, new: Takeover) -> None:
+    def _count_lost(self, session: Session, new: Takeover) -> int:
         last, pushes = session.core.taken_over(new.shard, new.term, new.version, new.entry)
         session.pushes_lost += pushes
         if last > new.version or pushes:
@@ -117,4 +118,4 @@ class PlacementWatch:
                 pushes=pushes,
             )
             self._lost.append(lost)
-            _log.warning("lost with a server: %s", lost)
+        return pushes

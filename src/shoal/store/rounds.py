@@ -160,6 +160,17 @@ class Rounds:
             lambda seconds: self._session.core.resume(rank=self.rank, epoch=epoch, timeout_s=seconds),
         )
 
+    def go_on(self, epoch: int) -> tuple[int, list[int]]:
+        """As `resume`, for passes over data: one that was left by a `break` is over once a later one was
+        begun, though the ledger does not know it.
+        """
+        first, done = self.resume(epoch)
+        while True:
+            later, later_done = self.resume(first + 1)
+            if later == first + 1 and not self.report(later)["units"]:
+                return first, done
+            first, done = later, later_done
+
     def report(self, epoch: int) -> dict[str, Any]:
         """How often each unit of a pass was used, and by whom."""
         return dict(

@@ -132,17 +132,37 @@ def parse_list(text: str) -> list[Policy]:
 
 
 def usage(name: str) -> str:
-    """How a word is written. All of them may end with `,rows=word`.
+    """How a word is written, with all that it takes.
 
     >>> usage("average")
-    'average:period[,state=keep|average|reset]'
+    'average:period[,state=keep|average|reset][,rows=asp]'
     """
-    needed, optional = _parameters(name)
     options = [
-        f"[,{option}={'|'.join(_choices(option, default)) or 'number'}]"
-        for option, default in optional.items()
+        f"[,{option}={'|'.join(_choices(name, option)) or 'number'}]" for option in _parameters(name)[1]
     ]
-    return f"{name}{':' if needed else ''}{','.join(needed)}{''.join(options)}"
+    # `delay` is another name of `ssp`.
+    rows = "|".join(_plain(word) for word in WORDS if word != "delay" and _takes(name, rows=_sample(word)))
+    return f"{_plain(name)}{''.join(options)}[,rows={rows}]"
+
+
+def _plain(name: str) -> str:
+    """A word and what it needs."""
+    needed = _parameters(name)[0]
+    return f"{name}{':' if needed else ''}{','.join(needed)}"
+
+
+def _sample(name: str, **options: Any) -> Policy:
+    """A policy of that word with some values: a count of 1 would be another word's."""
+    return WORDS[name](*(2 if value in _WHOLE else 0.5 for value in _parameters(name)[0]), **options)
+
+
+def _takes(name: str, rows: Policy | None = None, **options: Any) -> bool:
+    """Whether a word goes with these options."""
+    try:
+        made = _sample(name, **options)
+        return rows is None or replace(made, rows=rows) is not None
+    except BadInput:
+        return False
 
 
 def _parameters(name: str) -> tuple[list[str], dict[str, Any]]:
@@ -167,13 +187,9 @@ def _arguments(name: str, values: list[str], options: list[str]) -> dict[str, An
     needed, optional = _parameters(name)
     order = [*needed, *optional]
     if len(values) < len(needed) or len(values) > len(order):
-        raise BadInput(
-            f"{name} is given {len(values)} values after the colon; it takes {_count(needed, order)}"
-        )
-    read = {
-        parameter: _read(parameter, value, optional.get(parameter))
-        for parameter, value in zip(order, values, strict=False)
-    }
+        given = "1 value" if len(values) == 1 else f"{len(values)} values"
+        raise BadInput(f"{name} is given {given} after the colon; it takes {_count(needed, order)}")
+    read = {parameter: _read(name, parameter, value) for parameter, value in zip(order, values, strict=False)}
     for option in options:
         parameter, equals, value = option.partition("=")
         parameter = parameter.strip()
@@ -182,7 +198,7 @@ def _arguments(name: str, values: list[str], options: list[str]) -> dict[str, An
             raise BadInput(f"{option!r} is no option of {name}; it has: {known}, written name=value")
         if parameter in read:
             raise BadInput(f"{parameter} is given twice")
-        read[parameter] = _read(parameter, value, optional[parameter])
+        read[parameter] = _read(name, parameter, value)
     return read
 
 
@@ -191,17 +207,15 @@ def _count(needed: list[str], order: list[str]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def _choices(parameter: str, default: Any) -> dict[str, Any]:
-    """What can be written for a parameter, and what it stands for; nothing: a number."""
-    found = _CHOICES.get(parameter, {})
-    if parameter == "scale":
-        return {text: scale for text, scale in found.items() if set(scale.goes_with) & set(default.goes_with)}
-    return found
+def _choices(name: str, parameter: str) -> dict[str, Any]:
+    """What can be written for a word's parameter, and what it stands for; nothing: a number."""
+    found = _CHOICES.get(parameter, {}).items()
+    return {text: value for text, value in found if _takes(name, **{parameter: value})}
 
 
-def _read(parameter: str, text: str, default: Any) -> Any:
+def _read(name: str, parameter: str, text: str) -> Any:
     text = text.strip()
-    if choices := _choices(parameter, default):
+    if choices := _choices(name, parameter):
         if text not in choices:
             raise BadInput(f"{parameter} is {text!r}; it must be one of {', '.join(choices)}")
         return choices[text]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +14,10 @@ from shoal.errors import BadInput
 from shoal.store.client import Client
 from shoal.store.rounds import Rounds
 from shoal.store.table import Table
+from shoal.train.progress import DataUse, ProgressReport
+from shoal.train.share import Drawn
 
-__all__ = ["LedgerReport", "PassReport"]
+__all__ = ["LedgerReport", "PassReport", "Usage"]
 
 
 @dataclass(frozen=True)
@@ -84,3 +89,39 @@ class LedgerReport:
 
     def _streams(self) -> Table:
         return self._client.table(_STREAMS, dim=4, optimizer=optim.SGD(lr=1.0))
+
+
+class Usage:
+    """What data a job has used, as its progress tells it: what a worker trained of passes that have not ended
+    is its own word; of passes that ended, also what workers trained that are gone, the ledger's, by worker 0.
+    """
+
+    def __init__(self, ledger: LedgerReport, progress: ProgressReport, *, tells: bool) -> None:
+        self._ledger, self._progress, self._tells = ledger, progress, tells
+        self._ended = progress.value.ended
+        self._open = Counter(progress.value.open)
+
+    def drew(self, drawn: Iterable[Drawn]) -> None:
+        """A step takes these."""
+        for one in drawn:
+            self._open[one.epoch] += max(0, one.samples)
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What progress is told with the samples."""
+        return {"ended": self._ended, "open": dict(self._open)}
+
+    def ends(self, epoch: int, samples: int | None) -> None:
+        """A pass of so many samples, if that is known, is over everywhere."""
+        self._ledger.last = epoch
+        own = self._open.pop(epoch, 0)
+        self._ended += own if samples else 0
+        said = dict(self.known)
+        so_far = self._progress.value.data or DataUse()
+        if self._tells and not so_far.has(epoch) and (ended := self._ledger.find(epoch)):
+            said["data"] = so_far.and_a_pass(epoch, ended.units, ended.used, samples)
+        self._progress.update(**said)
+
+    def breaks(self, epoch: int) -> None:
+        """The loop leaves a pass, which then never ends: what was trained of it stays this worker's word."""
+        self._open.pop(epoch, None)

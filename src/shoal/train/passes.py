@@ -13,6 +13,7 @@ for anybody, and the pass is still to be made. Which of both it is can be seen
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shoal.config import counted
 from shoal.data.ledger import LeasedLedger, Ledger, StaticLedger
 from shoal.data.loader import NO_UNIT, ShardedLoader
 from shoal.data.samples import samples_in
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Passes"]
 
+_log = logging.getLogger("shoal.data")
 # Of the notices about loaders; models have those below.
 _TOPICS, _LOADERS = 1 << 15, 10_000
 # What is only read has numbers of its own: by part of the script, and counted in it.
@@ -94,23 +97,11 @@ class Passes:
             count=self._samples_in,
         )
         # Who replaces a worker that died does not train again what is done.
-        first, done = self._resume()
+        first, done = worker.rounds.go_on(self._first)
         self.begins = first - self._first
         self.loader.set_start(self.begins, done)
         for epoch in range(self._first, first):
-            worker.report_pass(epoch)
-
-    def _resume(self) -> tuple[int, list[int]]:
-        """The pass that is to be gone on with, and what of it is done. One that was left by a `break` is over
-        once a later one was begun, though the ledger does not know it.
-        """
-        rounds = self._worker.rounds
-        first, done = rounds.resume(self._first)
-        while True:
-            later, later_done = rounds.resume(first + 1)
-            if later == first + 1 and not rounds.report(later)["units"]:
-                return first, done
-            first, done = later, later_done
+            worker.usage.ends(epoch, self.loader.samples)
 
     # A loop begins.
 
@@ -155,6 +146,14 @@ class Passes:
         cut = worker.lives.again(open_pass)
         self._batches, self._cut = batches, cut
         worker.resized(cut)
+        few = self.loader.samples
+        if few is not None and few < cut and worker.rank == 0 and not self._trains:
+            _log.warning(
+                "the loader%s has %s for %s: some train nothing; take fewer workers, or more data",
+                self._name,
+                counted(few, "sample"),
+                counted(cut, "worker"),
+            )
         return cut
 
     def _agree_on_order(self, epoch: int) -> None:
@@ -369,6 +368,7 @@ class Passes:
 
     def _on_break(self, epoch: int) -> None:
         self._broken = epoch
+        self._worker.usage.breaks(self._first + epoch)
         self._is_done()
         self._worker.leaves_loop()
         if self._used == epoch:
@@ -401,7 +401,7 @@ class Passes:
         worker.goes_on(step)
         worker.strategy.refresh()
         worker.fixed.refresh()
-        worker.report_pass(number)
+        worker.usage.ends(number, self.loader.samples)
         if worker.history is not None:
             worker.history.add()
         return True

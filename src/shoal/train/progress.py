@@ -13,6 +13,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,18 @@ __all__ = [
     "DataUse",
     "Progress",
     "ProgressReport",
+    "part_used",
     "progress_path",
     "read_progress",
     "read_trust",
+    "write_data_before",
     "write_trust",
 ]
 
 _log = logging.getLogger("shoal.progress")
 _EVERY_S = 1.0
+# Samples per second are those of about this long; of less than the second nothing can be said.
+_WINDOW_S, _SHORTEST_S = 10.0, 0.5
 METRICS_MAX = 64
 # Loaders have passes of their own: the n-th loader's pass e is pass n * this + e of the ledger.
 PASSES_A_LOADER = 1 << 32
@@ -49,6 +54,10 @@ class DataUse(msgspec.Struct, frozen=True, kw_only=True):
     units: int = 0
     once: int = 0
     never: int = 0
+    # That those passes trained, an earlier job's part of them left out; where loaders know what a pass has.
+    samples: int = 0
+    # Passes that an earlier job had begun: which part of them it trained.
+    before: dict[int, float] = {}
     # The last pass of each loader, whose first one is a multiple of PASSES_A_LOADER.
     last: tuple[int, ...] = ()
 
@@ -56,13 +65,17 @@ class DataUse(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the pass is among them."""
         return any(last >= epoch and _loader(last) == _loader(epoch) for last in self.last)
 
-    def and_a_pass(self, epoch: int, units: int, used: Mapping[int, int]) -> DataUse:
+    def and_a_pass(self, epoch: int, units: int, used: Mapping[int, int], samples: int | None) -> DataUse:
         """With one more pass: `used` says how many of its units were used how often."""
+        before = dict(self.before)
+        done = part_used(units, used) - before.pop(epoch, 0.0)
         return DataUse(
             passes=self.passes + 1,
             units=self.units + units,
             once=self.once + used.get(1, 0),
             never=self.never + used.get(0, 0),
+            samples=self.samples + max(0, round((samples or 0) * done)),
+            before=before,
             last=(*(last for last in self.last if _loader(last) != _loader(epoch)), epoch),
         )
 
@@ -77,6 +90,27 @@ class DataUse(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def part_used(units: int, used: Mapping[int, int]) -> float:
+    """Which part of a pass units are that were used so often; above 1 if some were used again."""
+    return sum(times * count for times, count in used.items()) / units if units else 0.0
+
+
+def write_data_before(job: Path, data: DataUse) -> None:
+    """What an earlier job did, before a worker starts."""
+    _before_path(job).write_bytes(msgspec.json.encode(data))
+
+
+def _read_data_before(job: Path) -> DataUse | None:
+    try:
+        return msgspec.json.decode(_before_path(job).read_bytes(), type=DataUse)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _before_path(job: Path) -> Path:
+    return progress_path(job, 0).with_name("before")
+
+
 def _loader(epoch: int) -> int:
     return epoch // PASSES_A_LOADER
 
@@ -88,6 +122,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     clock: int = 0
     samples: int = 0
+    # Over the last seconds; 0 while that is not known.
+    samples_per_s: float = 0.0
+    # Of these: in passes whose samples `data` has; and in those that have not ended, by pass.
+    ended: int = 0
+    open: dict[int, int] = {}
     loss: float | None = None
     staleness: float | None = None
     waiting_for: tuple[int, ...] = ()
@@ -107,7 +146,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     time: float = 0.0
 
 
-_FIELDS = frozenset(Progress.__struct_fields__) - {"rank", "pid", "joined", "time"}
+_FIELDS = frozenset(Progress.__struct_fields__) - {"rank", "pid", "joined", "time", "samples_per_s"}
+_KEPT = ("step", "clock", "samples", "ended", "open", "data", "schedules")
 _DECODER = msgspec.json.Decoder(Progress)
 
 
@@ -159,9 +199,13 @@ class ProgressReport:
         now = time.time()
         self._path = None if job is None else progress_path(job, rank)
         # What an earlier life of the rank did counts on.
-        before = (None if self._path is None else read_progress(self._path)) or Progress(rank=rank)
-        kept = {name: getattr(before, name) for name in ("step", "clock", "samples", "data", "schedules")}
+        before = None if self._path is None else read_progress(self._path)
+        if before is None:
+            data = _read_data_before(job) if job is not None and rank == 0 else None
+            before = Progress(rank=rank, data=data)
+        kept = {name: getattr(before, name) for name in _KEPT}
         self._value = Progress(rank=rank, pid=os.getpid(), joined=now, time=now, **kept)
+        self._history = deque([(now, self._value.samples)])  # times and samples as they were written
         self._changed = threading.Condition()
         self._dirty = False
         self._closed = False
@@ -211,6 +255,7 @@ class ProgressReport:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._dirty or self._closed)
+                self._measure_speed()
                 value, self._dirty = self._value, False
                 closed = self._closed
             self._write(value)
@@ -218,6 +263,16 @@ class ProgressReport:
                 return
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, timeout=_EVERY_S)
+
+    def _measure_speed(self) -> None:
+        now = self._value.time
+        while len(self._history) > 1 and self._history[1][0] < now - _WINDOW_S:
+            self._history.popleft()
+        begin, samples = self._history[0]
+        self._history.append((now, self._value.samples))
+        if now - begin >= _SHORTEST_S:
+            speed = (self._value.samples - samples) / (now - begin)
+            self._value = msgspec.structs.replace(self._value, samples_per_s=speed)
 
     def _write(self, value: Progress) -> None:
         assert self._path is not None

@@ -26,10 +26,10 @@ from shoal.train.clip import LocalClip, round_clip
 from shoal.train.fixed import Fixed
 from shoal.train.history import History
 from shoal.train.kept_state import KeptState
-from shoal.train.ledger_report import LedgerReport
+from shoal.train.ledger_report import LedgerReport, Usage
 from shoal.train.lives import Lives
 from shoal.train.noticeboard import Noticeboard
-from shoal.train.progress import DataUse, ProgressReport, read_trust
+from shoal.train.progress import ProgressReport, read_trust
 from shoal.train.schedules import Schedules
 from shoal.train.share import UNKNOWN, Drawn, Share
 from shoal.train.straggler import Straggler
@@ -88,6 +88,7 @@ class Worker:
         self.progress = ProgressReport(job, rank=rank)
         self.waits = Waits(self.rounds, self.progress, wait_s)
         self.ledger = LedgerReport(self.rounds, client)
+        self.usage = Usage(self.ledger, self.progress, tells=job is not None and rank == 0)
         self.dropped = 0
         self.lost: Counter[int] = Counter()  # units whose contribution was dropped, by pass
         self.trust = 1.0  # what its contributions count for: the supervisor may say less
@@ -328,6 +329,7 @@ class Worker:
             known = [(one.samples, one.global_samples) for one in self._drawn]
             share = Share(sum(mine for mine, _ in known), sum(whole for _, whole in known))
         self._units += [(one.epoch, one.unit) for one in self._drawn]
+        self.usage.drew(self._drawn)
         self._drawn = []
         self.samples += share.samples
         return share
@@ -430,15 +432,7 @@ class Worker:
             known["staleness"] = seen["sum"] / seen["count"] if seen["count"] else None
         known["waited_s"] = self.waited_s
         known["schedules"] = self.schedules.moved()
-        self.progress.update(**known, epoch=self.epoch, state="training", waiting_for=())
-
-    def report_pass(self, epoch: int) -> None:
-        """A pass is over everywhere: worker 0 shows how its data was used."""
-        self.ledger.last = epoch
-        so_far = self.progress.value.data or DataUse()
-        told = self.job is None or self.rank != 0 or so_far.has(epoch)
-        if not told and (ended := self.ledger.find(epoch)):
-            self.progress.update(data=so_far.and_a_pass(epoch, ended.units, ended.used))
+        self.progress.update(**known, **self.usage.known, epoch=self.epoch, state="training", waiting_for=())
 
     def resized(self, workers: int) -> None:
         """A pass begins that is cut for so many workers: the job has grown or become smaller."""
