@@ -341,6 +341,10 @@ class Coordinator:
         self._begin_cut(request, peer, now, outcome, [chain[:1] for chain in self._placement().chains])
 
     @_handle.register
+    def _attend(self, request: m.AttendCut, peer: int, now: float, outcome: Outcome) -> None:
+        outcome.replies += self._cuts.attend(peer, request, now)
+
+    @_handle.register
     def _load(self, request: m.LoadStore, peer: int, now: float, outcome: Outcome) -> None:
         self._begin_cut(request, peer, now, outcome, self._placement().chains)
 
@@ -353,9 +357,8 @@ class Coordinator:
         chains: Sequence[tuple[int, ...]],
     ) -> None:
         owned: dict[int, list[int]] = {}
-        for shard, chain in enumerate(chains):
-            for index in chain:
-                owned.setdefault(index, []).append(shard)
+        for shard, index in ((shard, index) for shard, chain in enumerate(chains) for index in chain):
+            owned.setdefault(index, []).append(shard)
         shards = {index: tuple(mine) for index, mine in owned.items()}
         outcome.replies += self._cuts.begin(peer, request, self._roster.peers, shards, now)
 
@@ -443,8 +446,7 @@ class Coordinator:
         if any(chain == (index,) for chain in self._placer.placed.chains):
             return
         self._decide(outcome, ServerGone(index=index, why=why))
-        placed = self._placer.gone(index)
-        if placed is not None:
+        if (placed := self._placer.gone(index)) is not None:
             self._decide(outcome, placed)
         self._changed(outcome)
 
@@ -455,16 +457,15 @@ class Coordinator:
             self._placer.plan(self._roster.up, self._roster.leaving, self._shard_costs)
         for index in sorted(self._roster.leaving - self._placer.members() - self._placer.first_to_know):
             if not any(fill.target == index for fill in self._placer.fills.values()):
-                why = "it was removed, and its shards have moved"
-                self._decide(outcome, ServerGone(index=index, why=why))
+                gone = ServerGone(index=index, why="it was removed, and its shards have moved")
+                self._decide(outcome, gone)
                 self._decide(outcome, self._placer.joined())
         self._tell_news(outcome)
 
     def _tell_news(self, outcome: Outcome) -> None:
         news = [(watching, self._news(watching.request)) for watching in self._watching]
-        self._tell_watchers(
-            outcome, [one for one, said in news if said.placement or said.fills or said.takeovers]
-        )
+        told = [one for one, said in news if said.placement or said.fills or said.takeovers]
+        self._tell_watchers(outcome, told)
 
     def _news(self, request: m.WatchPlacement) -> m.PlacementNews:
         tell, orders = what_is_new(request, self._placer)
@@ -480,8 +481,7 @@ class Coordinator:
             outcome.replies.append((one.peer, self._news(one.request)))
 
     def _placement_info(self) -> m.PlacementInfo:
-        placed = self._placer.placed
-        assert placed is not None
+        placed = self._placement()
         return m.PlacementInfo(
             version=placed.version,
             weak=self._options.weak,

@@ -14,6 +14,7 @@ from shoal.checkpoint.client import load
 from shoal.checkpoint.place import Place
 from shoal.checkpoint.reload import AGAIN
 from shoal.fleet.local import LocalCluster
+from shoal.train.progress import left_path
 
 __all__ = ["Reload", "Saver", "go_on"]
 
@@ -32,8 +33,10 @@ def go_on(cluster: LocalCluster, url: str) -> str | None:
 class Saver:
     """A `shoal.checkpoint.keep` for this cluster."""
 
-    def __init__(self, cluster: LocalCluster, url: str, every_s: float, log: Path) -> None:
-        self._process = _start(cluster, "keep", ["--url", url, "--every", str(every_s)], log)
+    def __init__(self, cluster: LocalCluster, url: str, every_s: float, job: Path) -> None:
+        left_path(job).mkdir(exist_ok=True)
+        arguments = ["--url", url, "--every", str(every_s), "--left", str(left_path(job))]
+        self._process = _start(cluster, "keep", arguments, job / "logs" / "checkpoint.log")
 
     def end(self, *, last: bool = False) -> None:
         """End it, after a last checkpoint if that is asked for. Twice is harmless."""

@@ -26,9 +26,11 @@ from shoal.errors import Refused
 from shoal.store.catalogue import Opened, TableEntry, TableRequest, decode_setting
 
 __all__ = [
+    "AttendCut",
     "Challenge",
     "ClientGrant",
     "ClusterInfo",
+    "CutNews",
     "Done",
     "EvictServer",
     "Failure",
@@ -217,12 +219,30 @@ class RemoveServer(_Message, frozen=True, kw_only=True, tag="remove"):
 
 
 class SaveStore(_Message, frozen=True, kw_only=True, tag="save"):
-    """All servers are to write their shards, as of one cut, under URL/name. Answered when they have."""
+    """All servers are to write their shards, as of one cut, under URL/name. Answered when they have.
+
+    `call_s`: how long workers have to come to the end of a step, so as to add their state; 0: none is wanted.
+    """
 
     url: str
     name: str
     base: str | None = None
     wait_s: float
+    call_s: float = 0.0
+
+
+class AttendCut(_Message, frozen=True, kw_only=True, tag="attend"):
+    """A worker asks whether a cut is wanted; `here`: it adds its state. `ready`: it has a copy for the
+    checkpoint of that name. `aligned`: the cut must not lie within a step that it makes together with others.
+    `stands`: it saves, and makes no step; `waits`: it may be in one that ends when others make theirs.
+    """
+
+    rank: int
+    ready: str = ""
+    aligned: bool = False
+    stands: bool = False
+    waits: bool = False
+    here: bool = True
 
 
 class LoadStore(_Message, frozen=True, kw_only=True, tag="load"):
@@ -285,11 +305,25 @@ class PartOrder(_Message, frozen=True, kw_only=True, tag="order"):
 
 
 class StoreSaved(_Message, frozen=True, kw_only=True, tag="saved"):
-    """All parts are written."""
+    """All parts are written. `workers`: the ranks that write their state."""
 
     parts: tuple[PartInfo, ...]
     clocks: tuple[int, ...]
     shards: int
+    workers: tuple[int, ...] = ()
+
+
+class CutNews(_Message, frozen=True, kw_only=True, tag="cut"):
+    """The last cut that workers were called to. It `begins`: clocks may be those of any moment from then on,
+    until it is `made`; then `clocks` are the workers' in it. `restored`: the checkpoint (URL/NAME) that the
+    clocks were last taken back to.
+    """
+
+    url: str = ""
+    name: str = ""
+    state: Literal["", "called", "begins", "made"] = ""
+    clocks: tuple[int, ...] = ()
+    restored: str = ""
 
 
 class ClusterInfo(_Message, frozen=True, kw_only=True, tag="cluster"):
@@ -415,6 +449,7 @@ Request: TypeAlias = (
     | EvictServer
     | RemoveServer
     | SaveStore
+    | AttendCut
     | LoadStore
     | ReloadStore
     | PartReport
@@ -428,6 +463,7 @@ Reply: TypeAlias = (
     | TablePage
     | StatusInfo
     | StoreSaved
+    | CutNews
     | PartOrder
     | Done
     | NotLeader

@@ -144,6 +144,10 @@ class Passes:
         cut = worker.rounds.open_pass(self._first + epoch, batches, split=self._split, fixed=self._static)
         self._batches, self._cut = batches, cut
         worker.resized(cut)
+        if worker.taken_back is not None:  # what the script has drawn since is drawn anew
+            worker.taken_back.random()
+            worker.taken_back = None
+        worker.between_steps()
         return cut
 
     def _agree_on_order(self, epoch: int) -> None:
@@ -356,4 +360,5 @@ class Passes:
         worker.report_pass(number)
         if worker.history is not None:
             worker.history.add()
+        worker.between_steps()
         return True
