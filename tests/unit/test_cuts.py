@@ -223,7 +223,7 @@ def test_workers_are_called_and_the_cut_waits_until_all_are_ready() -> None:
     assert (news.state, news.name) == ("called", "000002-b")
     attend(2, ready="000002-b")
     assert orders(attend(1, ready="000002-b")) == {10: "save", 11: "save"}
-    assert attend(0)[0][1].state == "begins"
+    assert attend(0, ready="000002-b")[0][1].state == "begins"
     world.report(10, "begun", clocks=(4, 5, 6))
     world.report(11, "begun")
     assert attend(0, ready="000002-b")[0][1].clocks == (4, 5, 6)
