@@ -37,11 +37,13 @@ def save(
     *,
     call_s: float = 0.0,
     left: Place | None = None,
+    needs: bool = False,
 ) -> str:
     """Save the store; the name of the new checkpoint. `base`: only what changed since that one.
 
     `call_s`: workers add their state, and have so long to come to the end of a step, and again to write it;
-    `left`: where those that have left the job have put theirs. 0: the store alone.
+    `left`: where those that have left the job have put theirs. 0: the store alone. `needs`: without any state
+    of a worker that has made steps it would be no checkpoint, and is none.
     """
     place = Place(url)
     name = manifest_.new_name(place)
@@ -62,6 +64,10 @@ def save(
         parts, clocks = () if part is None else (part,), tuple(saving.clocks)
     if not parts:
         raise Refused(f"checkpoint {url}/{base} is of another life of this store: rows were loaded since")
+    added = states.collect(place, name, workers, clocks, call_s, left) if call_s > 0 else ()
+    if needs and added and not any(state.bytes for state in added):
+        reasons = "; ".join(f"worker {state.rank}: {state.why}" for state in added)
+        raise Unavailable(f"{url}: the model lies on the workers, and none has added its state: {reasons}")
     written = Manifest(
         name=name,
         time=time.time(),
@@ -70,7 +76,7 @@ def save(
         parts=parts,
         clocks=clocks,
         base=base,
-        workers=states.collect(place, name, workers, clocks, call_s, left) if call_s > 0 else (),
+        workers=added,
     )
     manifest_.write(place, written)
     return name

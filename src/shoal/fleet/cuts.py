@@ -92,7 +92,9 @@ class Cuts:
         if self._work is not None:
             raise Unavailable("another checkpoint is being saved or loaded; try again when it is done")
         work = self._work = _Work(peer, request, servers, shards, now + request.wait_s)
-        if isinstance(request, m.SaveStore) and request.call_s > 0:
+        # Not while workers wait for a server that is gone: whoever brings its shards back must not wait too.
+        if isinstance(request, m.SaveStore) and request.call_s > 0 and shards.keys() <= servers.keys():
+            work.servers = dict(servers)
             self._call.open(request.url, request.name)
             work.stage, work.stage_until = "call", now + request.call_s
             return self._called(now)

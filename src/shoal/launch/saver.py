@@ -14,6 +14,7 @@ from shoal.checkpoint.client import load
 from shoal.checkpoint.place import Place
 from shoal.checkpoint.reload import AGAIN
 from shoal.fleet.local import LocalCluster
+from shoal.sync.words import parse
 from shoal.train.progress import left_path
 
 __all__ = ["Reload", "Saver", "go_on"]
@@ -33,9 +34,10 @@ def go_on(cluster: LocalCluster, url: str) -> str | None:
 class Saver:
     """A `shoal.checkpoint.keep` for this cluster."""
 
-    def __init__(self, cluster: LocalCluster, url: str, every_s: float, job: Path) -> None:
+    def __init__(self, cluster: LocalCluster, url: str, every_s: float, job: Path, sync: str) -> None:
         left_path(job).mkdir(exist_ok=True)
         arguments = ["--url", url, "--every", str(every_s), "--left", str(left_path(job))]
+        arguments += ["--needs"] * (parse(sync).dense_home in ("peers", "shared"))
         self._process = _start(cluster, "keep", arguments, job / "logs" / "checkpoint.log")
 
     def end(self, *, last: bool = False) -> None:

@@ -150,8 +150,8 @@ class _Job:
         )
         self._stack.callback(self._fleet.close)
         if self._options.checkpoint is not None:
-            path = self._record.path
-            self._saver = Saver(self._cluster, self._options.checkpoint, self._options.every_s, path)
+            url, every_s = self._options.checkpoint, self._options.every_s
+            self._saver = Saver(self._cluster, url, every_s, self._record.path, self._options.sync)
             self._stack.callback(self._saver.end)
         if self._restored is not None:
             self._screen.note(f"going on from checkpoint {self._restored} of {self._options.checkpoint}")

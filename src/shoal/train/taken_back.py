@@ -76,7 +76,7 @@ def _read(worker: Worker, checkpoint: str) -> TakenBack | None:
     assert name is not None
     found = states.read(place, name, worker.rank)
     if found is None:
-        if worker.policy.dense_home not in ("server", "worker"):
+        if worker.policy.dense_home in ("peers", "shared"):
             raise Refused(
                 f"checkpoint {checkpoint} has no state of any worker, and under {worker.policy} the model "
                 f"lies there; it was saved by client.save, or by an earlier release"
