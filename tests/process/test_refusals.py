@@ -25,6 +25,7 @@ from shoal import _core
 from shoal.errors import BadInput, Refused
 from shoal.fleet.token import check_bind, generate, write_token_file
 from shoal.store import messages as m
+from shoal.store.proof import prove
 
 pytestmark = pytest.mark.process
 TARGETS = ("server", "unix", "coordinator")
@@ -219,7 +220,7 @@ def test_the_token_is_never_sent(cluster: shoal.LocalCluster) -> None:
     talk = _core.protocol.Client(99, 1, 1, [0])
     sent = talk.hello() + talk.proof(cluster.token.encode(), bytes(200))
     assert cluster.token.encode() not in sent
-    proof = m.prove(cluster.token, "client", bytes(32), bytes(32))
+    proof = prove(cluster.token, "client", bytes(32), bytes(32))
     assert cluster.token.encode() not in proof
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from shoal.checkpoint.client import load
+from shoal.store.client import Client
 from shoal.store.connect import connect
 from shoal.train.join import local_workers
 from shoal.train.worker import Worker
@@ -26,11 +28,18 @@ def run_workers(
     *,
     batch: str = "split",
     wait_s: float = JOIN_S,
+    resume: str | None = None,
+    beside: Callable[[Client], Any] = lambda client: None,
 ) -> list[Any]:
-    """`script(worker)` in each of `count` threads; the first exception of any is raised here."""
+    """`script(worker)` in each of `count` threads; the first exception of any is raised here.
+
+    They go on from the checkpoint `resume`; `beside(client)` is called while they run.
+    """
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
     with connect("memory://", timeout=JOIN_S) as client:
+        if resume is not None:
+            load(client, resume, JOIN_S, resume=True)
         makers = local_workers(count, sync, batch=batch, client=client, wait_s=wait_s)
 
         def run(rank: int) -> None:
@@ -43,6 +52,7 @@ def run_workers(
         threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
         for thread in threads:
             thread.start()
+        beside(client)
         for thread in threads:
             thread.join(JOIN_S)
         assert not any(thread.is_alive() for thread in threads) or errors, "a worker hangs"

@@ -44,12 +44,17 @@ def test_a_worker_comes_back_to_what_it_saved(tmp_path: Path, word: str) -> None
         assert between != before
 
 
-def test_words_with_the_model_on_workers_say_what_to_save_instead() -> None:
+def test_a_checkpoint_within_a_block_is_refused(tmp_path: Path) -> None:
     def script(worker: Worker) -> None:
-        with pytest.raises(BadInput, match=r"dense parameters lie on the workers.*state_dict"):
-            worker.save("file:///nowhere")
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = worker.prepare(model, optimizer)
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        with pytest.raises(BadInput, match="of the end of a block of steps"):
+            worker.save(str(tmp_path))
 
-    run_workers(2, script, "average:2")
+    run_workers(1, script, "average:2")
 
 
 def training(worker: Worker) -> Iterator[None]:

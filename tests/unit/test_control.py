@@ -20,6 +20,7 @@ from shoal.fleet.coordinator_server import CoordinatorServer
 from shoal.fleet.sqlite_journal import SqliteJournal
 from shoal.store import messages as m
 from shoal.store.control import Address, ControlClient
+from shoal.store.proof import prove
 
 TOKEN = "the-token-of-these-tests"
 OPTIONS = CoordinatorOptions(servers=1, shards=8, handshake_s=0.5, connections_max=8)
@@ -213,7 +214,7 @@ def test_a_coordinator_without_the_token_is_not_believed() -> None:
 
 def test_proofs_of_the_two_sides_differ() -> None:
     nonces = bytes(32), bytes(range(32))
-    assert m.prove(TOKEN, "client", *nonces) != m.prove(TOKEN, "coordinator", *nonces)
+    assert prove(TOKEN, "client", *nonces) != prove(TOKEN, "coordinator", *nonces)
 
 
 def test_a_restarted_coordinator_is_found_again_with_its_state(tmp_path: Path) -> None:

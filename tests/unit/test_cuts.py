@@ -205,3 +205,71 @@ def test_nobody_expires_right_after_a_start() -> None:
 def test_proofs_of_the_two_sides_differ() -> None:
     hello = Hello(1, 2, b"n" * 32)
     assert prove("t", "client", hello, b"m" * 32) != prove("t", "server", hello, b"m" * 32)
+
+
+CALL = m.SaveStore(url="file:///x", name="000002-b", wait_s=60.0, call_s=20.0)
+
+
+def test_workers_are_called_and_the_cut_waits_until_all_are_ready() -> None:
+    world = World(())
+
+    def attend(rank: int, **said: str) -> Replies:
+        return world.cuts.attend(40 + rank, m.AttendCut(rank=rank, **said), 1.0)
+
+    for rank in (0, 1, 2):
+        assert attend(rank)[0][1].state == ""
+    assert world.begin(CALL) == []
+    ((_, news),) = attend(0, ready="000002-b")
+    assert (news.state, news.name) == ("called", "000002-b")
+    attend(2, ready="000002-b")
+    assert orders(attend(1, ready="000002-b")) == {10: "save", 11: "save"}
+    assert attend(0, ready="000002-b")[0][1].state == "begins"
+    world.report(10, "begun", clocks=(4, 5, 6))
+    world.report(11, "begun")
+    assert attend(0, ready="000002-b")[0][1].clocks == (4, 5, 6)
+    world.report(10, "saved", part=part("a"))
+    ((_, saved),) = world.report(11, "saved", part=part("b"))
+    assert saved.workers == (0, 1, 2)
+
+
+def test_a_cut_waits_for_no_worker_that_left_or_does_not_come() -> None:
+    world = World(())
+    for rank in (0, 1):
+        world.cuts.attend(40 + rank, m.AttendCut(rank=rank), 0.0)
+    world.begin(CALL)
+    assert world.cuts.deadline == 20.0
+    assert world.cuts.closed(40, 1.0) == []
+    assert orders(world.cuts.closed(41, 1.0)) == {10: "save", 11: "save"}
+    world = World(())
+    world.cuts.attend(40, m.AttendCut(rank=0), 0.0)
+    world.begin(CALL)
+    assert orders(world.cuts.tick(20.0)) == {10: "save", 11: "save"}
+    world = World(())
+    world.cuts.attend(40, m.AttendCut(rank=0), 0.0)
+    world.cuts.attend(41, m.AttendCut(rank=1), 0.0)
+    world.begin(CALL)
+    assert len(world.cuts.attend(41, m.AttendCut(rank=1, waits=True), 1.0)) == 1
+    stands = m.AttendCut(rank=0, ready="000002-b", stands=True)
+    assert orders(world.cuts.attend(40, stands, 1.0)) == {10: "save", 11: "save"}
+
+
+def test_a_cut_within_a_step_that_workers_make_together_is_made_again() -> None:
+    world = World(())
+    for rank in (0, 1):
+        world.cuts.attend(40 + rank, m.AttendCut(rank=rank, ready="000002-b", aligned=True), 0.0)
+    assert orders(world.begin(CALL)) == {10: "save", 11: "save"}
+    assert orders(world.report(10, "begun", clocks=(4, 5))) == {10: "stop", 11: "stop"}
+    again = world.cuts.tick(world.cuts.deadline or 0.0)
+    assert orders(again) == {10: "save", 11: "save"}
+    number = again[0][1].number
+    world.report(10, "begun", number=number, clocks=(5, 5))
+    world.report(11, "begun", number=number)
+    assert world.cuts.attend(40, m.AttendCut(rank=0), 1.0)[0][1].clocks == (5, 5)
+
+
+def test_a_call_that_fails_is_over() -> None:
+    world = World(())
+    world.cuts.attend(40, m.AttendCut(rank=0), 0.0)
+    world.begin(CALL)
+    world.cuts.closed(ASKED, 1.0)
+    assert world.cuts.attend(40, m.AttendCut(rank=0), 1.0)[0][1].state == ""

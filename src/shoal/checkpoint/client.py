@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from typing import Any
+from typing import Any, cast
 
 from shoal.checkpoint import manifest as manifest_
-from shoal.checkpoint import shards
+from shoal.checkpoint import shards, states
 from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.place import Place
 from shoal.errors import BadInput, Mismatch, Refused, Timeout, Unavailable
@@ -17,17 +17,34 @@ from shoal.store.client import Client
 from shoal.store.connect import RemoteDirectory
 from shoal.store.messages import Done, LoadStore, PartInfo, SaveStore, StoreSaved
 
-__all__ = ["check_writable", "differences", "load", "save", "split"]
+__all__ = ["CALL_S", "check_writable", "differences", "load", "save", "split"]
 
 _log = logging.getLogger("shoal.checkpoint")
 # Tables of Shoal's own hold what workers say to each other, and nothing of a model.
 _OWN = "shoal."
 _SHOWN_MAX = 12
+# Nobody but who saves waits meanwhile.
+CALL_S = 60.0
 _HOLD_S = 1.0
+_PAUSE_S = 0.002
 
 
-def save(client: Client, url: str, timeout_s: float, base: str | None = None) -> str:
-    """Save the store; the name of the new checkpoint. `base`: only what changed since that one."""
+def save(
+    client: Client,
+    url: str,
+    timeout_s: float,
+    base: str | None = None,
+    *,
+    call_s: float = 0.0,
+    left: Place | None = None,
+    needs: bool = False,
+) -> str:
+    """Save the store; the name of the new checkpoint. `base`: only what changed since that one.
+
+    `call_s`: workers add their state, and have so long to come to the end of a step, and again to write it;
+    `left`: where those that have left the job have put theirs. 0: the store alone. `needs`: without any state
+    of a worker that has made steps it would be no checkpoint, and is none.
+    """
     place = Place(url)
     name = manifest_.new_name(place)
     directory: Any = client._directory
@@ -35,22 +52,22 @@ def save(client: Client, url: str, timeout_s: float, base: str | None = None) ->
     clocks: tuple[int, ...]
     if isinstance(directory, RemoteDirectory):
         _check_shared(place)
-        request = SaveStore(url=url, name=name, base=base, wait_s=timeout_s)
+        request = SaveStore(url=url, name=name, base=base, wait_s=timeout_s, call_s=call_s)
         saved = directory.order(request, StoreSaved, timeout_s)
-        parts, clocks, count = saved.parts, saved.clocks, saved.shards
+        parts, clocks, count, workers = saved.parts, saved.clocks, saved.shards, saved.workers
     else:
-        core = client._session.core
-        count = core.shards
-        _hold(client, timeout_s)
-        try:
-            saving = shards.Saving(core.store(), range(count), directory.life)
-        finally:
-            core.release()
+        count = client._session.core.shards
+        with directory.calling(url, name, call_s):
+            saving, workers = _cut(client, timeout_s)
         since = None if base is None else manifest_.find(place, base)
         part = saving.write(place, name, 0, since)
         parts, clocks = () if part is None else (part,), tuple(saving.clocks)
     if not parts:
         raise Refused(f"checkpoint {url}/{base} is of another life of this store: rows were loaded since")
+    added = states.collect(place, name, workers, clocks, call_s, left) if call_s > 0 else ()
+    if needs and added and not any(state.bytes for state in added):
+        reasons = "; ".join(f"worker {state.rank}: {state.why}" for state in added)
+        raise Unavailable(f"{url}: the model lies on the workers, and none has added its state: {reasons}")
     written = Manifest(
         name=name,
         time=time.time(),
@@ -59,6 +76,7 @@ def save(client: Client, url: str, timeout_s: float, base: str | None = None) ->
         parts=parts,
         clocks=clocks,
         base=base,
+        workers=added,
     )
     manifest_.write(place, written)
     return name
@@ -92,12 +110,25 @@ def split(url: str) -> tuple[Place, str | None]:
     return Place(url), None
 
 
-def _hold(client: Client, timeout_s: float) -> None:
-    """Keep all clients of an embedded store from pushing; a thread that dwells within a step is let go on."""
+def _cut(client: Client, timeout_s: float) -> tuple[shards.Saving, tuple[int, ...]]:
+    """Images of an embedded store, begun while all its clients are kept from pushing; a thread that dwells
+    within a step is let go on. And the workers that add their state.
+    """
+    core, directory = client._session.core, cast(Any, client._directory)
     end = time.monotonic() + timeout_s
-    while not client._session.core.hold(_HOLD_S):
-        if time.monotonic() >= end:
-            raise Timeout(f"no cut within {timeout_s:g} s: a thread is in the middle of a step all the time")
+    while time.monotonic() < end:
+        if not core.hold(_HOLD_S):
+            continue
+        try:
+            saving = shards.Saving(core.store(), range(core.shards), directory.life)
+        finally:
+            core.release()
+        workers: tuple[int, ...] | None = directory.cut(saving.clocks)
+        if workers is not None:
+            return saving, workers
+        saving.end()
+        time.sleep(_PAUSE_S)
+    raise Timeout(f"no cut within {timeout_s:g} s: a thread is in the middle of a step all the time")
 
 
 def _check_shared(place: Place) -> None:
@@ -121,6 +152,8 @@ def _load(client: Client, place: Place, manifest: Manifest, timeout_s: float, re
         tables = _open_tables(client, place, manifest, timeout_s, resume)
         directory.life = secrets.token_hex(8)
         shards.load(store, place, manifest.name, range(store.shards), tables, resume=resume)
+        if resume:
+            directory.call.restored(f"{place.url}/{manifest.name}")
     for entry in manifest.tables:
         if entry.shape is not None and entry.written:
             directory.written(entry.name, timeout_s)

@@ -1,10 +1,12 @@
 """Checkpoints of a job, made while it runs: a process of its own beside the supervisor.
 
-    python -m shoal.checkpoint.keep --url URL --every 300
+    python -m shoal.checkpoint.keep --url URL --every 300 --left DIRECTORY
 
-It joins the cluster of SHOAL_ADDRESS and saves every so many seconds: the whole store at first, then only
+It joins the cluster of SHOAL_ADDRESS and saves every so many seconds, with the state of the workers (of those
+that have left the job what they put into DIRECTORY): the whole store at first, then only
 what changed, and the whole again when that has become as large. The newest two that stand by themselves are
-kept, with what is based on them. A line on stdin asks for a last one; the end of stdin ends it at once.
+kept, with what is based on them, and the one that the job went on from. A line on stdin asks for a last one;
+the end of stdin ends it at once.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ import select
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any, cast
 
 from shoal.checkpoint import manifest as manifest_
-from shoal.checkpoint.client import save
+from shoal.checkpoint.client import CALL_S, save
 from shoal.checkpoint.place import Place
 from shoal.config import read_environment
 from shoal.errors import Refused, ShoalError
 from shoal.store.client import Client
 from shoal.store.connect import connect
+from shoal.store.messages import AttendCut
 
 __all__ = ["Keeper", "main"]
 
@@ -34,8 +38,9 @@ _WHOLE_KEPT = 2
 class Keeper:
     """Makes one checkpoint after the other at `url`."""
 
-    def __init__(self, client: Client, url: str) -> None:
+    def __init__(self, client: Client, url: str, left: Place | None = None, needs: bool = False) -> None:
         self._client = client
+        self._left, self._needs = left, needs
         self._place = Place(url)
         self._base: str | None = None
         self._whole_bytes = 0
@@ -46,12 +51,12 @@ class Keeper:
         began = time.monotonic()
         base = self._base if self._bytes_since < self._whole_bytes else None
         try:
-            name = save(self._client, self._place.url, _SAVE_S, base)
+            name = self._save(base)
         except Refused:
             if base is None:
                 raise
             base = None  # what it would be based on is gone
-            name = save(self._client, self._place.url, _SAVE_S)
+            name = self._save(None)
         written = manifest_.find(self._place, name)
         if base is None:
             self._whole_bytes, self._bytes_since = written.bytes, 0
@@ -60,8 +65,15 @@ class Keeper:
         self._base = name
         seconds = time.monotonic() - began
         _log.info("saved %s: %d rows, %d bytes in %.2f s", name, written.rows, written.bytes, seconds)
+        for state in written.workers:
+            if state.why:
+                _log.warning("%s is without the state of worker %d: %s", name, state.rank, state.why)
         self._remove_old()
         return name
+
+    def _save(self, base: str | None) -> str:
+        url, needs = self._place.url, self._needs
+        return save(self._client, url, _SAVE_S, base, call_s=CALL_S, left=self._left, needs=needs)
 
     def _remove_old(self) -> None:
         """What is older than the last two that stand by themselves; also what was broken off before them."""
@@ -69,9 +81,12 @@ class Keeper:
         whole = [name for name in names if self._stands(name)]
         if len(whole) < _WHOLE_KEPT:
             return
+        # Workers that are still starting take their state from the one that the job went on from.
+        news = cast(Any, self._client._directory).attend(AttendCut(rank=0, here=False))
         for name in names[: names.index(whole[-_WHOLE_KEPT])]:
-            _log.info("removing %s", name)
-            self._place.remove(name)
+            if not news.restored.endswith(f"/{name}"):
+                _log.info("removing %s", name)
+                self._place.remove(name)
 
     def _stands(self, name: str) -> bool:
         try:
@@ -80,9 +95,9 @@ class Keeper:
             return False
 
 
-def _run(url: str, every_s: float) -> None:
+def _run(url: str, every_s: float, left: str, needs: bool) -> None:
     with connect() as client:
-        keeper = Keeper(client, url)
+        keeper = Keeper(client, url, Place(left), needs)
         while True:
             ready, _, _ = select.select([sys.stdin], [], [], every_s)
             if ready and not sys.stdin.readline():
@@ -101,10 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="shoal.checkpoint.keep")
     parser.add_argument("--url", required=True)
     parser.add_argument("--every", type=float, required=True, help="seconds")
+    parser.add_argument("--left", required=True, help="a directory")
+    parser.add_argument("--needs", action="store_true", help="the model lies on the workers")
     parsed = parser.parse_args(arguments)
     logging.basicConfig(level=read_environment().log, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        _run(parsed.url, parsed.every)
+        _run(parsed.url, parsed.every, parsed.left, parsed.needs)
     except (ShoalError, KeyboardInterrupt) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
     URL/000001-5f0c21aa/manifest.json           written last: without it there is no checkpoint
     URL/000001-5f0c21aa/part-0.json             the files of one server
     URL/000001-5f0c21aa/part-0-0.safetensors    rows, up to about 64 MB
+    URL/000001-5f0c21aa/worker-0.safetensors    what lay on a worker alone (`shoal.checkpoint.states`)
 
 The manifest has the checksums of the parts, a part those of its files, and the first line of the manifest
 that of the rest.
@@ -22,7 +23,18 @@ from shoal.errors import BadInput, Refused, ShoalError, Unavailable
 from shoal.store.catalogue import TableEntry, decode_setting
 from shoal.store.messages import PartInfo
 
-__all__ = ["DataFile", "Manifest", "Part", "find", "latest", "names", "new_name", "read_part", "write"]
+__all__ = [
+    "DataFile",
+    "Manifest",
+    "Part",
+    "WorkerState",
+    "find",
+    "latest",
+    "names",
+    "new_name",
+    "read_part",
+    "write",
+]
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -47,6 +59,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     life: str
 
 
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker added; without bytes nothing, and `why`."""
+
+    rank: int
+    clock: int
+    bytes: int = 0
+    sha256: str = ""
+    why: str = ""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint. With a `base`: the rows that have changed since that one."""
 
@@ -58,6 +80,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[PartInfo, ...]
     clocks: tuple[int, ...] = ()  # of the workers, by rank
     base: str | None = None
+    workers: tuple[WorkerState, ...] = ()  # of those that have made steps, where they were asked
 
     @property
     def rows(self) -> int:

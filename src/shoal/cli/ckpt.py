@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.checkpoint import manifest as manifest_
-from shoal.checkpoint import shards
+from shoal.checkpoint import shards, states
 from shoal.checkpoint.client import split
 from shoal.checkpoint.export import export as export_
 from shoal.checkpoint.manifest import Manifest
@@ -56,6 +56,11 @@ def show(url: _Url) -> None:
     _console.print(f"{found.rows:,} rows, {found.bytes:,} bytes in {len(found.parts)} parts")
     if found.clocks:
         _console.print(f"steps of the workers: {', '.join(map(str, found.clocks))}")
+    for state in found.workers:
+        what = f"not here: {state.why}" if state.why else f"of step {state.clock}, {state.bytes:,} bytes"
+        _console.print(f"state of worker {state.rank}: {what}")
+    if found.clocks and not found.workers:
+        _console.print("no state of workers: the store alone was saved")
     table = Table("name", "shape", "optimizer", box=None)
     for entry in (entry for entry in found.tables if not entry.is_own):
         shape = f"rows of {entry.dim}" if entry.shape is None else str(list(entry.shape))
@@ -68,6 +73,7 @@ def verify(url: _Url) -> None:
     """Read every byte of a checkpoint; of several the newest. Exit code 1 if it is damaged."""
     place, found = _which(url)
     shards.check(place, found.name)
+    states.check(place, found)
     _console.print(f"{found.name}: all is as it was written")
 
 

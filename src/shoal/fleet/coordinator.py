@@ -353,6 +353,10 @@ class Coordinator:
         self._begin_cut(request, peer, now, outcome, [chain[:1] for chain in self._placement().chains])
 
     @_handle.register
+    def _attend(self, request: m.AttendCut, peer: int, now: float, outcome: Outcome) -> None:
+        outcome.replies += self._cuts.attend(peer, request, now)
+
+    @_handle.register
     def _load(self, request: m.LoadStore, peer: int, now: float, outcome: Outcome) -> None:
         self._begin_cut(request, peer, now, outcome, self._placement().chains)
 
@@ -453,8 +457,7 @@ class Coordinator:
         if any(chain == (index,) for chain in self._placer.placed.chains):
             return
         self._decide(outcome, ServerGone(index=index, why=why))
-        placed = self._placer.gone(index)
-        if placed is not None:
+        if (placed := self._placer.gone(index)) is not None:
             self._decide(outcome, placed)
         self._changed(outcome)
 
@@ -471,17 +474,14 @@ class Coordinator:
 
     def _tell_news(self, outcome: Outcome) -> None:
         news = [(watching, self._news(watching.request)) for watching in self._watching]
-        self._tell_watchers(
-            outcome, [one for one, said in news if said.placement or said.fills or said.takeovers]
-        )
+        told = [one for one, said in news if said.placement or said.fills or said.takeovers]
+        self._tell_watchers(outcome, told)
 
     def _news(self, request: m.WatchPlacement) -> m.PlacementNews:
-        tell, orders = what_is_new(request, self._placer)
+        tell, fills = what_is_new(request, self._placer)
         info = self._roster.placement(self._placement()) if tell else None
         heard, takeovers = self._losses.news(request, self._life)
-        return m.PlacementNews(
-            placement=info, fills=orders, life=self._life, heard=heard, takeovers=takeovers
-        )
+        return m.PlacementNews(placement=info, fills=fills, life=self._life, heard=heard, takeovers=takeovers)
 
     def _tell_watchers(self, outcome: Outcome, watching: list[Watching]) -> None:
         for one in watching:
@@ -494,7 +494,5 @@ class Coordinator:
         granted = self._grants.next(name, state)
         self._decide(outcome, granted)
         self._attendance.granted(granted, now + JOIN_S)
-        placement = self._roster.placement(self._placement())
-        return m.ClientGrant(
-            client_id=granted.client_id, incarnation=granted.incarnation, placement=placement
-        )
+        placed = self._roster.placement(self._placement())
+        return m.ClientGrant(client_id=granted.client_id, incarnation=granted.incarnation, placement=placed)

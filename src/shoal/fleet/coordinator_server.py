@@ -31,6 +31,7 @@ from shoal.fleet.leases import LEASE_S
 from shoal.fleet.outcome import Outcome
 from shoal.store import messages as m
 from shoal.store.control import Address, keep_alive
+from shoal.store.proof import NONCE_BYTES, prove
 
 __all__ = ["CoordinatorServer"]
 
@@ -148,7 +149,7 @@ class CoordinatorServer:
         if self._coordinator is None:
             raise ConnectionAbortedError("no pulse is taken by one that stands by")
         hello = pulse.Hello.decode(await reader.readexactly(pulse.Hello.BYTES))
-        nonce = secrets.token_bytes(m.NONCE_BYTES)
+        nonce = secrets.token_bytes(NONCE_BYTES)
         writer.write(nonce)
         proof = await reader.readexactly(hashlib.sha256().digest_size)
         if not hmac.compare_digest(proof, pulse.prove(self._token, "client", hello, nonce)):
@@ -179,13 +180,13 @@ class CoordinatorServer:
             raise Refused(f"a connection begins with Hello, not {type(hello).__name__}")
         if hello.version != m.VERSION:
             raise Refused(f"control protocol {hello.version}; this coordinator speaks {m.VERSION}")
-        nonce = secrets.token_bytes(m.NONCE_BYTES)
-        expected = m.prove(self._token, "client", hello.nonce, nonce)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        expected = prove(self._token, "client", hello.nonce, nonce)
         await _send(writer, m.Challenge(nonce=nonce))
         proof = await _receive(reader, m.HANDSHAKE_BYTES_MAX)
         if not isinstance(proof, m.Proof) or not hmac.compare_digest(proof.mac, expected):
             raise Refused("wrong token")
-        await _send(writer, m.Welcome(mac=m.prove(self._token, "coordinator", hello.nonce, nonce)))
+        await _send(writer, m.Welcome(mac=prove(self._token, "coordinator", hello.nonce, nonce)))
 
     async def _request(self, peer: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await _receive(reader, m.FRAME_BYTES_MAX)

@@ -2,6 +2,7 @@
 
 A save is one cut through all shards:
 
+0. call: where workers are to add what lies on them alone (`shoal.store.cut_call`), they get ready for it;
 1. hold: every client keeps new pushes back, and answers when those in flight are acknowledged everywhere.
    Who does not answer within a second is let go on with the others, and all are asked again;
 2. begin: every server begins an image of its shards; when all have, the clients go on. A hold ends by itself
@@ -22,6 +23,7 @@ from shoal.errors import ShoalError, Timeout, Unavailable, code_of, from_code
 from shoal.fleet.leases import Leases
 from shoal.fleet.pulse import PulseOrder
 from shoal.store import messages as m
+from shoal.store.cut_call import CutCall
 
 __all__ = ["Cuts", "Replies"]
 
@@ -42,7 +44,7 @@ class _Work:
     until: float
     servers: Mapping[int, int] = field(default_factory=dict)  # what that was when it began
     number: int = 0
-    stage: Literal["pause", "hold", "begin", "write", "check", "load"] = "pause"
+    stage: Literal["call", "pause", "hold", "begin", "write", "check", "load"] = "pause"
     stage_until: float = 0.0
     tries: int = 0
     why_not: str = ""
@@ -50,6 +52,7 @@ class _Work:
     waiting: set[int] = field(default_factory=set)  # clients or servers that have not come so far
     parts: dict[int, m.PartInfo | None] = field(default_factory=dict)
     clocks: tuple[int, ...] = ()
+    workers: tuple[int, ...] = ()  # that write their state
 
 
 class Cuts:
@@ -60,6 +63,7 @@ class Cuts:
         self._leases = leases
         self.number = 0  # of the last order; another coordinator's are others
         self._work: _Work | None = None
+        self._call = CutCall()
         self.reloaded: tuple[int, m.ReloadStore] | None = None  # what all have read, and who asked for it
 
     @property
@@ -68,7 +72,8 @@ class Cuts:
         work = self._work
         if work is None:
             return None
-        return min(work.until, work.stage_until) if work.stage in ("pause", "hold", "begin") else work.until
+        brief = work.stage in ("call", "pause", "hold", "begin")
+        return min(work.until, work.stage_until) if brief else work.until
 
     @property
     def holding(self) -> bool:
@@ -86,8 +91,26 @@ class Cuts:
         """Start; raises Unavailable where that cannot be."""
         if self._work is not None:
             raise Unavailable("another checkpoint is being saved or loaded; try again when it is done")
-        self._work = _Work(peer, request, servers, shards, now + request.wait_s)
-        return self._start(self._work, now)
+        work = self._work = _Work(peer, request, servers, shards, now + request.wait_s)
+        # Not while workers wait for a server that is gone: whoever brings its shards back must not wait too.
+        if isinstance(request, m.SaveStore) and request.call_s > 0 and shards.keys() <= servers.keys():
+            work.servers = dict(servers)
+            self._call.open(request.url, request.name)
+            work.stage, work.stage_until = "call", now + request.call_s
+            return self._called(now)
+        return self._start(work, now)
+
+    def attend(self, peer: int, request: m.AttendCut, now: float) -> Replies:
+        """A worker asks whether a cut is wanted, and says whether it is ready."""
+        return [(peer, self._call.attend(peer, request)), *self._called(now)]
+
+    def _called(self, now: float) -> Replies:
+        """Go on, if all are ready whom there was time to hear of, or there is no more time."""
+        work = self._work
+        if work is None or work.stage != "call":
+            return []
+        waits = bool(self._call.missing) or self._leases.starting(now)
+        return [] if waits and now < work.stage_until else self._start(work, now)
 
     def _start(self, work: _Work, now: float) -> Replies:
         work.servers = dict(work.connected)
@@ -112,7 +135,7 @@ class Cuts:
     def report(self, peer: int, report: m.PartReport, now: float) -> Replies:
         """A server has come further; one that speaks of something earlier is not heard."""
         work = self._work
-        if work is None or report.number != work.number or work.stage in ("pause", "hold"):
+        if work is None or report.number != work.number or work.stage in ("call", "pause", "hold"):
             return []
         index = next((i for i, p in work.servers.items() if p == peer), None)
         if index is None:
@@ -122,6 +145,8 @@ class Cuts:
         if work.stage == "begin" and now >= work.stage_until:  # this coordinator slept, and tick comes later
             return self._pause(work, now, f"server {index} was heard too late")
         work.clocks = work.clocks or report.clocks
+        if work.stage == "begin" and self._call.splits_a_step(work.clocks):
+            return self._pause(work, now, f"workers were within a step, at {_list(set(work.clocks))}")
         if report.did == "saved":
             work.parts[index] = report.part
         if report.did != "begun" or work.stage == "begin":
@@ -130,6 +155,7 @@ class Cuts:
 
     def closed(self, peer: int, now: float) -> Replies:
         """A connection ended."""
+        self._call.left(peer)
         work = self._work
         if work is None:
             return []
@@ -140,7 +166,7 @@ class Cuts:
                 return self._fail(Unavailable(f"server {index} has gone while a checkpoint was made of it"))
         if self.holding and peer in work.held:
             return self._pause(work, now, "a client's connection ended")
-        return []
+        return self._called(now)
 
     def tick(self, now: float) -> Replies:
         """Go on with, or end, what takes too long."""
@@ -152,9 +178,9 @@ class Cuts:
             return self._fail(
                 Timeout(f"{work.request.url}: not done within {work.request.wait_s:g} s: {doing}")
             )
-        if work.stage not in ("pause", "hold", "begin") or now < work.stage_until:
+        if work.stage not in ("call", "pause", "hold", "begin") or now < work.stage_until:
             return []
-        if work.stage == "pause":
+        if work.stage in ("call", "pause"):
             return self._start(work, now)
         if work.stage == "begin":
             return self._pause(work, now, f"server {_list(work.waiting)} did not begin in time")
@@ -180,29 +206,35 @@ class Cuts:
     def _begin_images(self, work: _Work) -> Replies:
         work.stage, work.stage_until = "begin", work.stage_until - HOLD_S + BEGIN_S
         work.waiting = set(work.shards)
+        self._call.begins(True)
         return self._orders(work, "save")
 
     def _pause(self, work: _Work, now: float, why: str) -> Replies:
         """Let everybody go on, and try again after a while."""
         replies = self._stop(work)
+        self._call.begins(False)
         work.tries += 1
         work.why_not = why
         if work.tries >= _TRIES_MAX:
             return replies + self._fail(Timeout(f"{work.request.url}: no cut in {work.tries} tries: {why}"))
         work.stage, work.stage_until = "pause", now + _PAUSE_S
-        work.waiting, work.held, work.parts = set(), set(), {}
+        work.waiting, work.held, work.parts, work.clocks = set(), set(), {}, ()
         return replies
 
     def _next(self, work: _Work) -> Replies:
         if work.stage == "begin":
             released: Replies = [(peer, PulseOrder(False, work.number)) for peer in work.held]
             work.stage, work.held = "write", set()
+            if isinstance(work.request, m.SaveStore) and work.request.call_s > 0:
+                work.workers = self._call.made(work.clocks)
             work.waiting = set(work.shards) - set(work.parts)
             return released if work.waiting else released + self._next(work)
         if work.stage == "check":
             work.stage, work.waiting = "load", set(work.shards)
             return self._orders(work, "load")
         self._work = None
+        if getattr(work.request, "resume", False) or getattr(work.request, "together", False):
+            self._call.restored(f"{work.request.url}/{work.request.name}")
         if isinstance(work.request, m.ReloadStore):
             self.reloaded = (work.peer, work.request)
             return []
@@ -211,7 +243,8 @@ class Cuts:
         parts = tuple(part for _, part in sorted(work.parts.items()) if part is not None)
         if len(parts) < len(work.shards):
             parts = ()  # some base is not to be had: the caller makes a whole one instead
-        return [(work.peer, m.StoreSaved(parts=parts, clocks=work.clocks, shards=self._shards))]
+        saved = m.StoreSaved(parts=parts, clocks=work.clocks, shards=self._shards, workers=work.workers)
+        return [(work.peer, saved)]
 
     def _orders(self, work: _Work, do: Literal["save", "check", "load"]) -> Replies:
         request = work.request
@@ -243,7 +276,7 @@ class Cuts:
 
     def _stop(self, work: _Work) -> Replies:
         replies: Replies = [(peer, PulseOrder(False, work.number)) for peer in work.held]
-        if work.stage not in ("pause", "hold"):
+        if work.stage not in ("call", "pause", "hold"):
             order = m.PartOrder(number=work.number, do="stop")
             replies += [(peer, order) for peer in work.servers.values()]
         return replies
@@ -251,6 +284,7 @@ class Cuts:
     def _fail(self, error: ShoalError | None) -> Replies:
         work, self._work = self._work, None
         assert work is not None
+        self._call.end()
         replies = self._stop(work)
         if error is not None:
             replies.append((work.peer, m.Failure(code=code_of(error), message=str(error))))

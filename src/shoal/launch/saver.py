@@ -15,7 +15,8 @@ from shoal.checkpoint.place import Place
 from shoal.checkpoint.reload import AGAIN
 from shoal.fleet.local import LocalCluster
 from shoal.store.rounds import Rounds
-from shoal.train.progress import PASSES_A_LOADER, DataUse, part_used, write_data_before
+from shoal.sync.words import parse
+from shoal.train.progress import PASSES_A_LOADER, DataUse, left_path, part_used, write_data_before
 
 __all__ = ["Reload", "Saver", "go_on"]
 
@@ -54,8 +55,11 @@ def _data_done(rounds: Rounds) -> DataUse:
 class Saver:
     """A `shoal.checkpoint.keep` for this cluster."""
 
-    def __init__(self, cluster: LocalCluster, url: str, every_s: float, log: Path) -> None:
-        self._process = _start(cluster, "keep", ["--url", url, "--every", str(every_s)], log)
+    def __init__(self, cluster: LocalCluster, url: str, every_s: float, job: Path, sync: str) -> None:
+        left_path(job).mkdir(exist_ok=True)
+        arguments = ["--url", url, "--every", str(every_s), "--left", str(left_path(job))]
+        arguments += ["--needs"] * (parse(sync).dense_home in ("peers", "shared"))
+        self._process = _start(cluster, "keep", arguments, job / "logs" / "checkpoint.log")
 
     def end(self, *, last: bool = False) -> None:
         """End it, after a last checkpoint if that is asked for. Twice is harmless."""

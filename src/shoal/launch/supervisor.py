@@ -152,8 +152,8 @@ class _Job:
         )
         self._stack.callback(self._fleet.close)
         if self._options.checkpoint is not None:
-            log = logs / "checkpoint.log"
-            self._saver = Saver(self._cluster, self._options.checkpoint, self._options.every_s, log)
+            url, every_s = self._options.checkpoint, self._options.every_s
+            self._saver = Saver(self._cluster, url, every_s, self._record.path, self._options.sync)
             self._stack.callback(self._saver.end)
         if (elsewhere := read_environment().address) is not None:
             self._screen.note(

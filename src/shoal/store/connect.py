@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
@@ -23,8 +23,11 @@ from shoal.errors import BadInput, Internal, Unavailable, from_core
 from shoal.store.catalogue import Catalogue, Opened, TableEntry, TableRequest
 from shoal.store.client import Client, Session
 from shoal.store.control import Address, ControlClient, ReplyT, list_tables
+from shoal.store.cut_call import CutCall
 from shoal.store.messages import (
+    AttendCut,
     ClientGrant,
+    CutNews,
     Done,
     JoinCluster,
     LoadStore,
@@ -42,6 +45,7 @@ _MEMORY = "memory://"
 # A coordinator that refuses connections may be starting; a wrong address should not cost the whole deadline.
 _REFUSED_PATIENCE_S = 3.0
 _AGAIN_S = 0.1
+_ATTEND_S = 5.0
 
 
 class _LocalDirectory:
@@ -51,6 +55,8 @@ class _LocalDirectory:
         self._catalogue = Catalogue()
         self._lock = threading.Lock()
         self.life = secrets.token_hex(8)  # of the rows: another one after each load
+        self.call = CutCall()
+        self._attended = threading.Condition()
 
     def open(self, request: TableRequest, timeout_s: float) -> Opened:
         with self._lock:
@@ -66,6 +72,36 @@ class _LocalDirectory:
 
     def rejoin(self, session: Session) -> None:
         raise Internal("nobody is evicted from a store of this process")
+
+    attend_every_s = 0.02  # how often a worker may ask
+
+    def attend(self, request: AttendCut) -> CutNews:
+        """What workers are told of cuts."""
+        with self._attended:
+            news = self.call.attend(request.rank, request)
+            self._attended.notify_all()
+            return news
+
+    @contextmanager
+    def calling(self, url: str, name: str, seconds: float) -> Iterator[None]:
+        """Call the workers, and wait until all are ready, for so long; without seconds nobody is called."""
+        with self._attended:
+            if seconds > 0:
+                self.call.open(url, name)
+                self._attended.wait_for(lambda: not self.call.missing, seconds)
+                self.call.begins(True)
+        try:
+            yield
+        finally:
+            with self._attended:
+                self.call.end()
+
+    def cut(self, clocks: Sequence[int]) -> tuple[int, ...] | None:
+        """Shards are cut: the workers that were called and are ready; None: it lies within a step."""
+        with self._attended:
+            if self.call.splits_a_step(clocks):
+                return None
+            return self.call.made(clocks) if self.call.news.state == "begins" else ()
 
     def close(self) -> None:
         pass
@@ -116,6 +152,12 @@ class RemoteDirectory:
         """Ask for what all servers take part in. By a connection of its own: it may take long."""
         with closing(self._control.another()) as control:
             return control.ask(request, reply, timeout_s)
+
+    attend_every_s = 0.5
+
+    def attend(self, request: AttendCut) -> CutNews:
+        """What workers are told of cuts."""
+        return self._control.ask(request, CutNews, _ATTEND_S, patience_s=0.0)
 
     def close(self) -> None:
         if self._watch is not None:

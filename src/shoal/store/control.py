@@ -24,7 +24,6 @@ from shoal.store.catalogue import TableEntry
 from shoal.store.messages import (
     FRAME_BYTES_MAX,
     LENGTH_BYTES,
-    NONCE_BYTES,
     VERSION,
     Challenge,
     Failure,
@@ -39,8 +38,8 @@ from shoal.store.messages import (
     Welcome,
     decode,
     encode,
-    prove,
 )
+from shoal.store.proof import NONCE_BYTES, prove
 
 __all__ = ["Address", "ControlClient", "ReplyT", "keep_alive", "list_tables"]
 

@@ -16,8 +16,6 @@ that the coordinator says unasked is a `PartOrder` to a server, which answers by
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -26,9 +24,11 @@ from shoal.errors import Refused
 from shoal.store.catalogue import Opened, TableEntry, TableRequest, decode_setting
 
 __all__ = [
+    "AttendCut",
     "Challenge",
     "ClientGrant",
     "ClusterInfo",
+    "CutNews",
     "Done",
     "EvictServer",
     "Failure",
@@ -68,18 +68,15 @@ __all__ = [
     "Welcome",
     "decode",
     "encode",
-    "prove",
 ]
 
 VERSION = 1
-NONCE_BYTES = 32
 FRAME_BYTES_MAX = 1 << 20
 HANDSHAKE_BYTES_MAX = 512
 LENGTH_BYTES = 4
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    pass
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"): ...
 
 
 class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
@@ -221,12 +218,30 @@ class RemoveServer(_Message, frozen=True, kw_only=True, tag="remove"):
 
 
 class SaveStore(_Message, frozen=True, kw_only=True, tag="save"):
-    """All servers are to write their shards, as of one cut, under URL/name. Answered when they have."""
+    """All servers are to write their shards, as of one cut, under URL/name. Answered when they have.
+
+    `call_s`: how long workers have to come to the end of a step, so as to add their state; 0: none is wanted.
+    """
 
     url: str
     name: str
     base: str | None = None
     wait_s: float
+    call_s: float = 0.0
+
+
+class AttendCut(_Message, frozen=True, kw_only=True, tag="attend"):
+    """A worker asks whether a cut is wanted; `here`: it adds its state. `ready`: it has a copy for the
+    checkpoint of that name. `aligned`: the cut must not lie within a step that it makes together with others.
+    `stands`: it saves, and makes no step; `waits`: it may be in one that ends when others make theirs.
+    """
+
+    rank: int
+    ready: str = ""
+    aligned: bool = False
+    stands: bool = False
+    waits: bool = False
+    here: bool = True
 
 
 class LoadStore(_Message, frozen=True, kw_only=True, tag="load"):
@@ -289,11 +304,25 @@ class PartOrder(_Message, frozen=True, kw_only=True, tag="order"):
 
 
 class StoreSaved(_Message, frozen=True, kw_only=True, tag="saved"):
-    """All parts are written."""
+    """All parts are written. `workers`: the ranks that write their state."""
 
     parts: tuple[PartInfo, ...]
     clocks: tuple[int, ...]
     shards: int
+    workers: tuple[int, ...] = ()
+
+
+class CutNews(_Message, frozen=True, kw_only=True, tag="cut"):
+    """The last cut that workers were called to. It `begins`: clocks may be those of any moment from then on,
+    until it is `made`; then `clocks` are the workers' in it. `restored`: the checkpoint (URL/NAME) that the
+    clocks were last taken back to.
+    """
+
+    url: str = ""
+    name: str = ""
+    state: Literal["", "called", "begins", "made"] = ""
+    clocks: tuple[int, ...] = ()
+    restored: str = ""
 
 
 class ClusterInfo(_Message, frozen=True, kw_only=True, tag="cluster"):
@@ -419,6 +448,7 @@ Request: TypeAlias = (
     | EvictServer
     | RemoveServer
     | SaveStore
+    | AttendCut
     | LoadStore
     | ReloadStore
     | PartReport
@@ -432,6 +462,7 @@ Reply: TypeAlias = (
     | TablePage
     | StatusInfo
     | StoreSaved
+    | CutNews
     | PartOrder
     | Done
     | NotLeader
@@ -457,11 +488,3 @@ def decode(body: bytes) -> Message:
         return _DECODER.decode(body)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError) as error:
         raise Refused(f"not a control message: {error}") from None
-
-
-def prove(token: str, side: str, client_nonce: bytes, coordinator_nonce: bytes) -> bytes:
-    """The proof that `side` ("client" or "coordinator") has the token."""
-    if len(client_nonce) != NONCE_BYTES or len(coordinator_nonce) != NONCE_BYTES:
-        raise Refused(f"a nonce must be {NONCE_BYTES} bytes")
-    text = b"shoal control " + side.encode() + b"\0" + client_nonce + coordinator_nonce
-    return hmac.new(token.encode(), text, hashlib.sha256).digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -53,6 +54,9 @@ class AtServers(Strategy):
 
     def refresh(self) -> None:
         self.pull_dense()
+
+    def state(self) -> list[Any]:
+        return []
 
     def _push_compensated(self, pushes: Sequence[PushItem]) -> None:
         """DC-ASGD: dense gradients go with the values that they were computed at."""

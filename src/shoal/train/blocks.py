@@ -91,6 +91,18 @@ class Blocks(_OuterSteps):
         for entry in self.dense if among is None else among:
             self._base[id(entry.parameter)] = flat(entry.parameter).copy()
 
+    @property
+    def between_steps(self) -> bool:
+        return not any(one.steps for one in self.stepped)  # a clock counts blocks
+
+    def state(self) -> list[Any]:
+        return [{**one.state(), "values": {}} for one in self.stepped]  # those lie at the servers
+
+    def take(self, states: Sequence[Any], since: int = 0) -> None:
+        here = [one.state()["values"] for one in self.stepped]
+        states = [{**state, "values": values} for state, values in zip(states, here, strict=False)]
+        super().take(states, since)
+
     def exchange(self, stepped: Sequence[Stepped]) -> None:
         dense = [entry for one in stepped for entry in one.dense]
         states = _state_tensors(stepped) if self.policy.state == "average" else {}
@@ -216,6 +228,19 @@ class Downpour(_LocalSteps):
 
     def end_pass(self) -> None:
         self._push_sums(self.dense)
+
+    def state(self) -> list[Any]:
+        sums = {dense.name: self._sums.get(id(dense.parameter)) for dense in self.dense}
+        held = {name: torch.from_numpy(values) for name, values in sums.items() if values is not None}
+        return [{**one.state(), "sums": held} for one in self.stepped]
+
+    def take(self, states: Sequence[Any], since: int = 0) -> None:
+        super().take(states, since)
+        for one, state in zip(self.stepped[since:], states[since:], strict=False):
+            self.mark(one.dense)
+            for dense in one.dense:
+                if dense.name in state["sums"]:
+                    self._sums[id(dense.parameter)] = flat(state["sums"][dense.name])
 
     def _push_sums(self, among: Sequence[Dense]) -> None:
         pushes: list[PushItem] = [

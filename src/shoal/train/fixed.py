@@ -27,9 +27,11 @@ class Fixed:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._buffers: list[tuple[torch.Tensor, Tensor]] = []
+        self.named: dict[str, torch.Tensor] = {}  # all buffers
 
     def take(self, models: Mapping[str, torch.nn.Module], stepped: list[Stepped]) -> None:
         """Make these models equal in it; on return they hold what all workers have."""
+        self.named |= {lead + name: one for lead, model in models.items() for name, one in _buffers(model)}
         if self._worker.has_own_store:
             return
         moving = {id(parameter) for one in stepped for parameter in one.named.values()}

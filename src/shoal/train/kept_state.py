@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptState"]
 
-_TOPIC = (1 << 16) - 2  # of the notices
+_TOPIC = (1 << 16) - 4  # of the notices; groups have those above
 
 
 class KeptState(dict[str, Any]):

@@ -44,6 +44,8 @@ def _unpack(packed: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 class _Local(Strategy):
     """Parameters begin as rank 0's; the user's optimizer runs here; rows are pushed with every step."""
 
+    alone = True
+
     def attach(self, stepped: Sequence[Stepped]) -> None:
         group, before = self.worker.group, len(self.stepped)
         parameters = [dense.parameter.data for one in stepped for dense in one.dense]
@@ -97,7 +99,7 @@ class AllReduce(_Local):
     contribution counts: if not, the others sum again without it, from the gradients that they still have.
     """
 
-    clips_rounds = True
+    clips_rounds = together = True
 
     def __init__(self, worker: Worker, policy: Policy) -> None:
         super().__init__(worker, policy)
@@ -272,6 +274,12 @@ class Hogwild(_Local):
 
     def before(self, one: Stepped) -> None:
         self.finish(one, self.begin(one))
+
+    def take(self, states: Sequence[Any], since: int = 0) -> None:
+        if self.worker.rank != 0:  # what lies in the memory is not written by all
+            here = [one.state()["values"] for one in self.stepped]
+            states = [{**state, "values": own} for state, own in zip(states, here, strict=False)]
+        super().take(states, since)
 
 
 def _gradient(entry: Dense) -> torch.Tensor:

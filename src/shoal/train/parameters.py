@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shoal.errors import BadInput
+from shoal.errors import BadInput, Mismatch
 from shoal.nn.module import TableModule, table_modules
 from shoal.train.clip import RoundClip
 
 __all__ = ["Dense", "Stepped", "TableUse", "check_finite", "described", "flat", "names", "survey"]
 
+_LINES_MAX = 12
 FlatFloats = npt.NDArray[np.float32]
 
 
@@ -70,6 +71,7 @@ class Stepped:
     settings: list[list[Any]] = field(default_factory=list)  # of the groups, as the servers have them
     reduction: str = "mean"  # what the loss is of its samples' losses: "mean" or "sum"
     steps: int = 0  # made here since the model was exchanged; of downpour in all
+    restores: bool = False  # while the optimizer's state is set here, and not by the script
     _hidden: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = field(default_factory=list)
 
     @property
@@ -80,15 +82,38 @@ class Stepped:
 
     def state(self) -> dict[str, Any]:
         """Values and the optimizer's state; its settings are every worker's own."""
-        values = [dense.parameter.data for dense in self.dense]
-        return {"values": values, "optimizer": self.optimizer.state_dict()["state"]}
+        return {
+            "values": {dense.name: dense.parameter.data for dense in self.dense},
+            "kind": type(self.optimizer).__name__,
+            "optimizer": self.optimizer.state_dict()["state"],
+            "steps": self.steps,
+        }
 
     def take(self, state: dict[str, Any]) -> None:
-        """Become what `state` gave on another worker."""
-        for dense, values in zip(self.dense, state["values"], strict=True):
-            dense.parameter.data.copy_(values)
-        own = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({**own, "state": state["optimizer"]})
+        """Become what `state` gave on another worker, or in a checkpoint."""
+        self.take_values(state)
+        if state["kind"] != type(self.optimizer).__name__:
+            raise Mismatch(
+                f"the state is of {state['kind']}, and here {type(self.optimizer).__name__} steps; build the "
+                f"optimizer that the checkpoint was made with"
+            )
+        own, self.restores = self.optimizer.state_dict(), True
+        try:
+            self.optimizer.load_state_dict({**own, "state": state["optimizer"]})
+        finally:
+            self.restores = False
+        self.steps = state["steps"]
+
+    def take_values(self, state: dict[str, Any]) -> None:
+        """Of the parameters alone."""
+        there = {name: tuple(values.shape) for name, values in state["values"].items()}
+        here = {dense.name: tuple(dense.parameter.shape) for dense in self.dense}
+        if there != here:
+            differing = sorted({name for name, _ in there.items() ^ here.items()})
+            lines = [f"  {name}: {there.get(name)} there, {here.get(name)} here" for name in differing]
+            raise Mismatch("\n".join(["the state is of another model:", *lines[:_LINES_MAX]]))
+        for dense in self.dense:
+            dense.parameter.data.copy_(state["values"][dense.name])
 
     def hide_gradients(self) -> None:
         """Let the optimizer see nothing to step."""

@@ -154,6 +154,10 @@ class Passes:
                 counted(few, "sample"),
                 counted(cut, "worker"),
             )
+        if worker.taken_back is not None:  # what the script has drawn since is drawn anew
+            worker.taken_back.random()
+            worker.taken_back = None
+        worker.between_steps()
         return cut
 
     def _agree_on_order(self, epoch: int) -> None:
@@ -404,4 +408,5 @@ class Passes:
         worker.usage.ends(number, self.loader.samples)
         if worker.history is not None:
             worker.history.add()
+        worker.between_steps()
         return True

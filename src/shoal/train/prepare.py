@@ -125,6 +125,9 @@ def _prepare_training(
     _bind_tables(worker, models, stepped)
     if worker.strategy is None:
         worker.strategy = _strategy(worker.policy)(worker, worker.policy)
+    since = len(worker.strategy.stepped)
+    if worker.taken_back is not None:
+        worker.taken_back.values(stepped, since)
     worker.strategy.attach(stepped)
     worker.fixed.take(named, stepped)
     for one in stepped:
@@ -135,6 +138,8 @@ def _prepare_training(
         module.register_load_state_dict_post_hook(_Loaded(worker))  # type: ignore[no-untyped-call]
     worker.models += models
     worker.model_names = leading
+    if worker.taken_back is not None:
+        worker.taken_back.take(worker, since)
     worker.begin()
 
 
@@ -230,7 +235,7 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
         worker.stepped()
 
     def loaded(optimizer: torch.optim.Optimizer) -> None:
-        if strategy.policy.dense_home == "server" and one.dense:
+        if strategy.policy.dense_home == "server" and one.dense and not one.restores:
             check_fresh(optimizer, strategy.policy)
 
     loaded(one.optimizer)

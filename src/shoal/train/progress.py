@@ -28,6 +28,7 @@ __all__ = [
     "DataUse",
     "Progress",
     "ProgressReport",
+    "left_path",
     "part_used",
     "progress_path",
     "read_progress",
@@ -154,6 +155,11 @@ _DECODER = msgspec.json.Decoder(Progress)
 def progress_path(job: Path, rank: int) -> Path:
     """The file of worker `rank` of the job in the directory `job`."""
     return job / "progress" / f"{rank}.json"
+
+
+def left_path(job: Path) -> Path:
+    """Where workers that leave a job put their state for its last checkpoint; there only if one is made."""
+    return job / "left"
 
 
 def write_trust(job: Path, rank: int, trust: float) -> None:

@@ -338,7 +338,7 @@ class Regroup(Group):
         worker = self._worker
         progress = [tuple(numbers[:2]) for numbers in told]
         farthest = max(progress)
-        if farthest[0] < 0 and worker.progress.value.clock > 0:
+        if farthest[0] < 0 and worker.progress.value.clock > 0 and worker.taken_back is None:
             raise Unavailable(
                 f"worker {worker.rank}: under {worker.policy} the model lies on the workers, and all that "
                 "had it have died. Start the job anew"

@@ -63,6 +63,15 @@ class Schedules:
         by_steps = one.scheduler.last_epoch - one.ahead in (steps, steps - 1)
         return int(one.scheduler.last_epoch - one.first) if by_steps else _BY_PASSES
 
+    def due(self) -> list[int]:
+        """What `moved` will give before the next step: a script moves them behind a step."""
+        found = list(self.moved())
+        for at, one in enumerate(self._kept):
+            steps = self._steps[id(one.scheduler.optimizer)]
+            if found[at] != _BY_PASSES:
+                found[at] += steps if steps < 2 else steps - (one.scheduler.last_epoch - one.ahead)
+        return found
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """This optimizer makes a step."""
         self._steps[id(optimizer)] += 1

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-__all__ = ["from_bytes", "to_bytes"]
+__all__ = ["copied", "from_bytes", "to_bytes"]
 
 _TREE = "tree"
 
@@ -19,10 +19,15 @@ def to_bytes(value: Any) -> bytes:
     >>> from_bytes(to_bytes({0: (torch.ones(2), None)}))
     {0: (tensor([1., 1.]), None)}
     """
+    return bytes(save(copied(value)))
+
+
+def copied(value: Any) -> dict[str, torch.Tensor]:
+    """The tensors of that file, as they are now: what becomes of `value` later does not change them."""
     tensors: dict[str, torch.Tensor] = {}
     tree = json.dumps(_plain(value, tensors)).encode()
     tensors[_TREE] = torch.frombuffer(bytearray(tree), dtype=torch.uint8)
-    return bytes(save(tensors))
+    return tensors
 
 
 def from_bytes(data: bytes) -> Any:

@@ -80,13 +80,22 @@ class Strategy(ABC):
             rows.forget()
         self.refresh()
 
+    # Whether the model lies on the workers alone: then a worker without a state takes another's; and whether
+    # they change it together, so that all must be at the same step in a checkpoint.
+    alone = together = False
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether what lies here is what goes with the worker's clock."""
+        return True
+
     def state(self) -> list[Any]:
-        """What lies on this worker alone, for one that takes another's place."""
+        """What lies on this worker alone, by optimizer: for one that takes its place, and for checkpoints."""
         return [one.state() for one in self.stepped]
 
-    def take(self, states: Sequence[Any]) -> None:
-        """Go on with another worker's state."""
-        for one, state in zip(self.stepped, states, strict=False):
+    def take(self, states: Sequence[Any], since: int = 0) -> None:
+        """Go on with such a state, for optimizers from number `since` on."""
+        for one, state in zip(self.stepped[since:], states[since:], strict=False):
             one.take(state)
 
     # Pieces that several strategies use.

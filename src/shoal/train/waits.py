@@ -41,14 +41,15 @@ class Waits:
         self._rounds, self._progress = rounds, progress
         self.seconds = seconds
         self._slice_s = min(_SLICE_S_MAX, seconds / 5)
-        self._called: Callable[[bool], None] | None = None
+        self._called: list[Callable[[bool], None]] = []
 
     def interrupt(self, called: Callable[[bool], None], every_s: float) -> None:
         """Call `called(rests)` so often within a wait: other workers may need this one, also while it rests.
 
         It rests where it waits for something else than the end of a step.
         """
-        self._called, self._slice_s = called, min(self._slice_s, every_s)
+        self._called.append(called)
+        self._slice_s = min(self._slice_s, every_s)
 
     def step(self, step: int, **said: Any) -> Advanced:
         """Report a step as finished and wait until the next may begin."""
@@ -104,8 +105,8 @@ class Waits:
             try:
                 return ask(max(0.01, min(left, self._slice_s)))
             except Timeout as error:
-                if self._called is not None:
-                    self._called(rests)
+                for called in self._called:
+                    called(rests)
                 state = self._rounds.state()
                 others = expected(state)
                 self._progress.update(state="waiting", waiting_for=tuple(others))

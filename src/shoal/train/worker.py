@@ -23,6 +23,7 @@ from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
 from shoal.sync.policy import Policy
 from shoal.train.clip import LocalClip, round_clip
+from shoal.train.cut_state import CutState
 from shoal.train.fixed import Fixed
 from shoal.train.history import History
 from shoal.train.kept_state import KeptState
@@ -33,6 +34,7 @@ from shoal.train.progress import ProgressReport, read_trust
 from shoal.train.schedules import Schedules
 from shoal.train.share import UNKNOWN, Drawn, Share
 from shoal.train.straggler import Straggler
+from shoal.train.taken_back import find_restored, load, save
 from shoal.train.waits import WAIT_S, Waits
 
 if TYPE_CHECKING:
@@ -70,19 +72,18 @@ class Worker:
     ) -> None:
         self.client = client
         self.policy = policy.with_whole_batches() if batch == "each" else policy
-        self.rank = rank
-        self.world_size = world_size
-        self.group = group
-        self.job = job
-        self.batch = batch
-        self.seed = seed
-        self.threads = threads
+        self.rank, self.world_size = rank, world_size
+        self.group, self.threads = group, threads
+        self.job, self.batch, self.seed = job, batch, seed
         # First: who sees this worker in the rounds shall find its notes.
         self.board = Noticeboard(client, rank) if world_size > 1 else None
         self.rounds = Rounds(client, rank, world_size)
         self.step = self.rounds.open(**policy.core_spec(world_size))
+        self.clock = self.step  # as the servers have it: of the steps that are finished
         self.epoch = 0
         self.state = KeptState(self)
+        self.taken_back = find_restored(self) if self.step else None  # from a checkpoint
+        self.cut_state: CutState | None = None
         if self.step:  # in the place of another, or from a checkpoint
             self.state.bring_back()
         self.progress = ProgressReport(job, rank=rank)
@@ -117,6 +118,8 @@ class Worker:
         before = self.progress.value  # of an earlier life, with its clock
         pace = self.step / before.clock if before.clock else 1.0
         self.schedules = Schedules([round(moved * pace) for moved in before.schedules])
+        if self.taken_back is not None and self.taken_back.own:
+            self.steps_made, self.samples, self.schedules = self.taken_back.made
         self._staleness_at = monotonic()
         self.lives = Lives(self)
 
@@ -216,6 +219,7 @@ class Worker:
             step = self.lives.again(lambda: self.waits.end_of_pass(number, name))
         assert step is not None, "a barrier has no units that could come back"
         self.goes_on(step)
+        self.between_steps()
 
     @property
     def _barriers_before(self) -> int:
@@ -251,36 +255,22 @@ class Worker:
         return LocalClip(model).clip(float(max_norm))
 
     def save(self, url: str) -> str:
-        """Write a checkpoint of the job's store, as `client.save`; one worker is enough. Returns its name."""
-        if self.policy.dense_home != "server":
-            raise BadInput(
-                f"worker.save({url!r}): under {self.policy} dense parameters lie on the workers, and a "
-                f"checkpoint holds what lies at servers. Save model.state_dict() on rank 0, and the tables "
-                f"with worker.client.save"
-            )
-        self.state.keep()
-        return self.client.save(url)
+        """Write a checkpoint of the job and give its name. One worker calls it; others train, or rest."""
+        return save(self, url)
 
     def load(self, url: str) -> str:
-        """Make the job's parameters those of a checkpoint; every worker must call it. Returns its name.
+        """Make the job what a checkpoint is; every worker must call it. Returns its name.
 
         After `prepare`: what differs from the model is then listed, and dense parameters follow at once.
         """
-        name = self.client.load(url) if self.rank == 0 else ""
-        self.barrier()
-        if self.board is not None:
-            self.board.announce()
-        self.state.bring_back()
-        if self.strategy is not None:
-            self.strategy.refresh()
-            self.fixed.refresh()
-        return name
+        return load(self, url)
 
     def close(self) -> None:
         """Leave the job: others wait no more for this worker."""
         if not self.client.closed:
-            if self.history is not None:
-                self.history.close()
+            for one in (self.history, self.cut_state):
+                if one is not None:
+                    one.close()
             with suppress(Fenced):  # then another has its place
                 self.rounds.leave()
             self.group.close()
@@ -417,12 +407,12 @@ class Worker:
         if done.dropped:
             self.lost.update(epoch for epoch, _ in units)
         self.waited_s += done.waited_s
-        self.goes_on(done.step)
+        self.goes_on(done.step, self.step + 1)
         return done
 
-    def goes_on(self, step: int) -> None:
+    def goes_on(self, step: int, clock: int | None = None) -> None:
         """Others are waited for no more: this worker is at `step`."""
-        self.step = step
+        self.step, self.clock = step, step if clock is None else clock
         known: dict[str, Any] = {"step": self.steps_made, "clock": step, "samples": int(self.samples)}
         now = monotonic()
         if self.job is not None and now >= self._staleness_at + _STALENESS_EVERY_S:
@@ -464,10 +454,20 @@ class Worker:
             self.history.begin()
         if self.straggler is not None:
             self.straggler.begin()
+        if self.cut_state is None:
+            self.cut_state = CutState(self)
+        self.between_steps()
+
+    def between_steps(self) -> None:
+        """The script's thread is between two steps, and all that it has is of the last."""
+        if self.cut_state is not None:
+            self.cut_state.boundary()
 
     def stepping(self) -> None:
         """An optimizer is about to step; not every word asks the servers then."""
         self.steps_made += 1
+        if self.cut_state is not None:
+            self.cut_state.enters()
         if self.straggler is not None:
             self.straggler.slow_down()
 
@@ -478,6 +478,7 @@ class Worker:
         self.lives.stepped()
         if self.straggler is not None:
             self.straggler.begin()
+        self.between_steps()
 
     def __enter__(self) -> Worker:
         return self

@@ -1,0 +1,171 @@
+"""What lies on a worker alone, as a part of checkpoints; `shoal.train.taken_back` is the way back.
+
+A thread asks now and then whether a cut is wanted (`shoal.store.cut_call`). From then on the script's thread
+copies the worker's state at the end of each step, and goes on; only the last few copies are kept: a cut is of
+the clocks of now, or later ones. When it is made the thread writes the copy that was taken at the worker's
+clock in it. So rows and what is written here are of the same step, and no step waits for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors.torch import save as to_safetensors
+
+from shoal.checkpoint import states
+from shoal.checkpoint.client import CALL_S
+from shoal.checkpoint.place import Place
+from shoal.errors import ShoalError
+from shoal.store.messages import AttendCut, CutNews
+from shoal.train.progress import left_path
+from shoal.train.random_state import random_state
+from shoal.train.state_bytes import copied
+
+if TYPE_CHECKING:
+    from shoal.train.worker import Worker
+
+__all__ = ["CutState"]
+
+_log = logging.getLogger("shoal.checkpoint")
+_COPIES_MAX = 8
+# For the thread, to learn which copies are needed no more.
+_GIVE_WAY_S = 0.25
+_LOOK_EVERY_S = 0.01
+_CLOSE_S = 5.0
+# A step whose end takes longer than this may be waiting for others.
+_WAITS_S = 1.0
+
+
+def _state(worker: Worker) -> dict[str, Any]:
+    assert worker.strategy is not None
+    return {
+        "word": str(worker.policy),
+        "random": random_state(),
+        "buffers": worker.fixed.named,
+        "made": [worker.steps_made, worker.samples, worker.schedules.due()],
+        "stepped": worker.strategy.state(),
+    }
+
+
+class CutState:
+    """That of one worker, from the moment at which it has prepared a model."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._directory = cast(Any, worker.client._directory)
+        self._aligned = worker.strategy is not None and worker.strategy.together
+        self._changed = threading.Condition()
+        self._call: CutNews | None = None  # that is open
+        self._copies: list[tuple[int, dict[str, torch.Tensor]]] = []  # by clock
+        self._until = 0.0
+        self.stands = False  # the script's thread saves, and goes on when that is done
+        self._within: float | None = None  # a step, since when
+        self._seen = ""  # the name of the last call
+        self._closed = False
+        worker.waits.interrupt(lambda rests: self.boundary() if rests else None, _GIVE_WAY_S)
+        self._thread = threading.Thread(target=self._run, name="shoal-cut-state", daemon=True)
+        self._thread.start()
+
+    def enters(self) -> None:
+        """A step is being ended."""
+        self._within = monotonic()
+
+    def boundary(self) -> None:
+        """The script's thread is between two steps: copy what is here, if a cut is wanted."""
+        worker, self._within = self._worker, None
+        if self._call is None or worker.strategy is None or not worker.strategy.between_steps:
+            return
+        taken = worker.clock, copied(_state(worker))
+        with self._changed:
+            self._copies = [*(one for one in self._copies if one[0] != taken[0]), taken]
+            self._changed.notify_all()
+            room = lambda: len(self._copies) <= _COPIES_MAX or self._call is None  # noqa: E731
+            self._changed.wait_for(room, _GIVE_WAY_S)
+            del self._copies[:-_COPIES_MAX]
+
+    def close(self) -> None:
+        """The worker leaves. A cut that is being made still gets its state, and so does the job's last."""
+        self.boundary()
+        with self._changed:
+            self._changed.wait_for(lambda: self._call is None, _CLOSE_S)
+            self._closed = True
+            self._changed.notify_all()
+        with suppress(ShoalError):
+            self._attend(here=False)
+        self._thread.join(_CLOSE_S)
+        left = None if self._worker.job is None else left_path(self._worker.job)
+        if left is not None and left.is_dir():
+            self._write(Place(str(left)), "", self._worker.clock, copied(_state(self._worker)))
+
+    def _run(self) -> None:
+        while not self._closed and not self._worker.client.closed:
+            try:
+                self._look()
+            except ShoalError:  # nobody is there who could make one
+                self._end()
+            with self._changed:
+                if not self._closed:
+                    self._changed.wait(
+                        _LOOK_EVERY_S if self._call is not None else self._directory.attend_every_s
+                    )
+
+    def _look(self) -> None:
+        with self._changed:
+            call, newest = self._call, self._copies[-1][0] if self._copies else None
+        news = self._attend(ready="" if call is None or newest is None else call.name)
+        if call is None or news.name != call.name:
+            if news.name != self._seen and news.state in ("called", "begins"):
+                with self._changed:
+                    self._call, self._copies, self._seen = news, [], news.name
+            elif call is not None:
+                self._end()
+        elif news.state == "":
+            self._end()
+        elif news.state == "made":
+            self._made(news)
+        elif news.state == "called" and newest is not None:
+            with self._changed:  # when that was said, the worker's clock was at `newest` at least
+                self._copies = [one for one in self._copies if one[0] >= newest]
+                self._changed.notify_all()
+            self._until = monotonic() + CALL_S / 2
+
+    def _made(self, news: CutNews) -> None:
+        clock = news.clocks[self._worker.rank] if self._worker.rank < len(news.clocks) else 0
+        with self._changed:
+            found = next((one for at, one in self._copies if at == clock), None)
+            late = bool(self._copies) and self._copies[-1][0] < clock
+        if found is None and late and monotonic() < self._until and not self._closed:
+            return  # it was about to end that step
+        self._write(Place(news.url), news.name, clock, found)
+        self._end()
+
+    def _write(self, place: Place, name: str, clock: int, found: dict[str, torch.Tensor] | None) -> None:
+        rank = self._worker.rank
+        why = "" if found is not None else f"it has no copy of its state at the end of step {clock}"
+        try:
+            states.write(place, name, rank, clock, None if found is None else to_safetensors(found), why)
+        except ShoalError as error:
+            _log.warning("worker %d: its state is not in checkpoint %s: %s", rank, name, error)
+
+    def _end(self) -> None:
+        with self._changed:
+            self._call, self._copies = None, []
+            self._changed.notify_all()
+
+    def _attend(self, ready: str = "", *, here: bool = True) -> CutNews:
+        within = self._within
+        request = AttendCut(
+            rank=self._worker.rank,
+            ready=ready,
+            aligned=self._aligned,
+            stands=self.stands,
+            waits=within is not None and monotonic() > within + _WAITS_S,
+            here=here,
+        )
+        news: CutNews = self._directory.attend(request)
+        return news

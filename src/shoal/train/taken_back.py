@@ -1,0 +1,143 @@
+"""What lies on a worker alone, brought back from a checkpoint; `shoal.train.cut_state` puts it there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from shoal.checkpoint import manifest as manifest_
+from shoal.checkpoint import states
+from shoal.checkpoint.client import CALL_S, split
+from shoal.checkpoint.client import save as save_
+from shoal.errors import BadInput, Mismatch, Refused
+from shoal.store.client import CHECKPOINT_S
+from shoal.store.messages import AttendCut, CutNews
+from shoal.train.random_state import set_random_state
+from shoal.train.schedules import Schedules
+from shoal.train.state_bytes import from_bytes
+
+if TYPE_CHECKING:
+    from shoal.train.parameters import Stepped
+    from shoal.train.worker import Worker
+
+__all__ = ["TakenBack", "find_restored", "load", "save"]
+
+_CUT_EVERY_S = 0.01
+_LOADED = (1 << 16) - 5  # the topic of the notice that names a checkpoint
+
+
+class TakenBack:
+    """The state of a worker in a checkpoint. Not `own`: another's, of which only the model is taken."""
+
+    def __init__(self, checkpoint: str, state: dict[str, Any], own: bool) -> None:
+        self._checkpoint = checkpoint
+        self.word: str = state["word"]
+        self.own = own
+        steps, samples, schedules = state["made"]
+        self.made = (steps, samples, Schedules(schedules))
+        self._state = state
+
+    def values(self, stepped: Sequence[Stepped], since: int) -> None:
+        """Parameters as they were: for a sync word that finds them nowhere else."""
+        for one, state in zip(stepped, self._state["stepped"][since:], strict=False):
+            if state["values"]:
+                one.take_values(state)
+
+    def take(self, worker: Worker, since: int = 0) -> None:
+        """Make the worker what it was; of its optimizers those from number `since` on."""
+        strategy = worker.strategy
+        assert strategy is not None
+        there: list[Any] = self._state["stepped"]
+        if strategy.alone and strategy.stepped[since:] and not any(one["values"] for one in there):
+            raise Mismatch(
+                f"checkpoint {self._checkpoint} was made under {self.word}, where the model lies at the "
+                f"servers; under {worker.policy} it lies on the workers. Go on under {self.word}"
+            )
+        if there and (strategy.alone or (self.own and self.word == str(worker.policy))):
+            strategy.take(there, since)
+        with torch.no_grad():
+            for name, buffer in worker.fixed.named.items():
+                if name in self._state["buffers"]:
+                    buffer.copy_(self._state["buffers"][name])
+        self.random()
+
+    def random(self) -> None:
+        """Random numbers go on where they were."""
+        if self.own:
+            set_random_state(self._state["random"])
+
+
+def _read(worker: Worker, checkpoint: str) -> TakenBack | None:
+    """What this worker takes from a checkpoint (URL/NAME): its own state, or that of the lowest rank."""
+    place, name = split(checkpoint)
+    assert name is not None
+    found = states.read(place, name, worker.rank)
+    if found is None:
+        if worker.policy.dense_home in ("peers", "shared"):
+            raise Refused(
+                f"checkpoint {checkpoint} has no state of any worker, and under {worker.policy} the model "
+                f"lies there; it was saved by client.save, or by an earlier release"
+            )
+        return None
+    state, data = found
+    return TakenBack(checkpoint, from_bytes(data), state.rank == worker.rank)
+
+
+def find_restored(worker: Worker) -> TakenBack | None:
+    """What a worker goes on with that joins a job whose clocks are those of a checkpoint. None for a later
+    life of its rank, which begins as any that replaces another.
+    """
+    news: CutNews = cast(Any, worker.client._directory).attend(AttendCut(rank=worker.rank, here=False))
+    if not news.restored:
+        return None
+    place, name = split(news.restored)
+    clocks = manifest_.find(place, name or "").clocks
+    begins = set(clocks[worker.rank : worker.rank + 1])
+    if len(clocks) != worker.world_size or worker.policy.clock.meets:
+        begins.add(max(clocks))  # all begin where the first was
+    return _read(worker, news.restored) if worker.step in begins else None
+
+
+def save(worker: Worker, url: str) -> str:
+    """See `Worker.save`."""
+    if worker.strategy is not None and not worker.strategy.between_steps:
+        raise BadInput(
+            f"worker.save({url!r}): under {worker.policy} a checkpoint is of the end of a block of steps; "
+            f"call it behind a pass, or when worker.step has changed"
+        )
+    worker.state.keep()
+    if worker.cut_state is None:
+        return save_(worker.client, url, CHECKPOINT_S, call_s=CALL_S)
+    worker.cut_state.stands = True
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            saved = pool.submit(save_, worker.client, url, CHECKPOINT_S, call_s=CALL_S)
+            while not saved.done():
+                worker.between_steps()  # as long as this thread is here
+                wait([saved], _CUT_EVERY_S)
+        return saved.result()
+    finally:
+        worker.cut_state.stands = False
+
+
+def load(worker: Worker, url: str) -> str:
+    """See `Worker.load`."""
+    name = worker.client.load(url) if worker.rank == 0 else ""
+    if worker.board is not None:
+        if worker.rank == 0:
+            worker.board.announce()
+            worker.board.post(_LOADED, name)
+        worker.barrier()
+        worker.board.announce()
+        name = worker.board.text(0, _LOADED) or ""
+    worker.state.bring_back()
+    if worker.strategy is not None:
+        worker.strategy.refresh()
+        worker.fixed.refresh()
+        if (found := _read(worker, f"{split(url)[0].url}/{name}")) is not None:
+            found.take(worker)
+        worker.barrier()
+    return name

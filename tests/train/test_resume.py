@@ -1,0 +1,221 @@
+"""What lies on workers is in a checkpoint with the rows of the same step: jobs end, and go on from it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.train.crew import JOIN_S, run_workers
+from torch.utils.data import DataLoader, TensorDataset
+
+import shoal
+import shoal.nn
+from shoal.checkpoint import manifest as manifest_
+from shoal.checkpoint.client import save as save_
+from shoal.checkpoint.place import Place
+from shoal.errors import Mismatch, Refused
+from shoal.store.client import Client
+from shoal.train.worker import Worker
+
+IDS, SAMPLES, BATCH, EPOCHS = 11, 96, 8, 1000
+
+
+class Net(torch.nn.Module):
+    """Rows, running means, dropout. (Threads share random state: several workers have none.)"""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.emb = shoal.nn.Embedding("items", dim=4, seed=3, init=shoal.init.Uniform(0.5))
+        self.hidden = torch.nn.Linear(4, 6)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.drop = torch.nn.Dropout(dropout)
+        self.out = torch.nn.Linear(6, 1)
+        generator = torch.Generator().manual_seed(5)
+        for dense in (self.hidden, self.out):
+            for parameter in dense.parameters():
+                parameter.data.normal_(generator=generator)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(self.drop(torch.relu(self.norm(self.hidden(self.emb(ids)))))).squeeze(1)
+
+
+def values(model: Net, optimizer: torch.optim.Optimizer, *, random: bool = False) -> dict[str, Any]:
+    """All that there is of a worker, in bits."""
+    found = {name: one.detach().clone() for name, one in [*model.named_parameters(), *model.named_buffers()]}
+    state = optimizer.state_dict()["state"]
+    found |= {f"{at}/{key}": torch.as_tensor(one).clone() for at in state for key, one in state[at].items()}
+    found["rows"] = model.emb(torch.arange(IDS)).detach().clone()
+    found["lr"] = torch.tensor(optimizer.param_groups[0]["lr"])
+    if random:
+        found |= {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.random.get_state()[1].copy())}
+    return found
+
+
+def same(one: dict[str, Any], two: dict[str, Any], *without: str) -> None:
+    names = one.keys() - set(without)
+    assert names == two.keys() - set(without)
+    assert [name for name in sorted(names) if not torch.equal(one[name], two[name])] == []
+
+
+def trains(
+    worker: Worker, steps: int, after: Callable[[int], Any] = lambda step: None, *, dropout: float = 0.0
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A script that makes so many steps in all (0: none): what it is before the first, and behind the last.
+
+    `after(step)` is called behind each; True ends it.
+    """
+    if dropout:
+        torch.manual_seed(1)
+    model = Net(dropout)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    data = TensorDataset(torch.arange(SAMPLES) % IDS, torch.linspace(-1, 1, SAMPLES))
+    batches = DataLoader(data, batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(7))
+    model, optimizer, schedule, batches = worker.prepare(model, optimizer, schedule, batches)
+    now = lambda: values(model, optimizer, random=bool(dropout))  # noqa: E731
+    begins = now()
+    if steps == 0:
+        return begins, begins
+    for _ in worker.epochs(EPOCHS):
+        for ids, y in batches:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(ids), y).backward()
+            optimizer.step()
+            schedule.step()
+            np.random.rand()
+            if after(worker.steps_made) or worker.steps_made >= steps:
+                return begins, now()
+    raise AssertionError("there were not so many steps")
+
+
+def saves(worker: Worker, url: Path) -> dict[str, Any]:
+    """A script that trains, and saves while the others wait: what it is then."""
+    found = trains(worker, 4)[1]
+    worker.barrier()
+    if worker.rank == 0:
+        worker.save(str(url))
+    worker.barrier()
+    return found
+
+
+@pytest.mark.parametrize("word", ["bsp", "allreduce", "downpour:2,3", "average:3"])
+def test_a_script_that_is_killed_ends_with_the_same_bits(tmp_path: Path, word: str) -> None:
+    """Alone: with dropout, so with random state; the checkpoint is in the middle of a pass."""
+
+    def saves(worker: Worker) -> None:
+        trains(worker, 8, lambda step: worker.save(str(tmp_path)) if step == 6 else None, dropout=0.4)
+
+    (whole,) = run_workers(1, lambda worker: trains(worker, 15, dropout=0.4), word)
+    run_workers(1, saves, word)
+    (again,) = run_workers(1, lambda worker: trains(worker, 15, dropout=0.4), word, resume=str(tmp_path))
+    same(whole[1], again[1])
+    assert not torch.equal(again[0]["hidden.weight"], whole[0]["hidden.weight"])
+
+
+@pytest.mark.parametrize("word", ["bsp", "allreduce"])
+def test_a_cut_while_workers_train_is_of_one_step(tmp_path: Path, word: str) -> None:
+    """Somebody else saves, as `shoal run` does, and nobody waits for it."""
+    early, saved = threading.Event(), threading.Event()
+
+    def endless(worker: Worker) -> None:
+        def after(step: int) -> bool:
+            if step == 3:
+                early.set()
+            return saved.is_set()
+
+        trains(worker, 1 << 20, after)
+
+    def beside(client: Client) -> None:
+        assert early.wait(JOIN_S)
+        save_(client, str(tmp_path), JOIN_S, call_s=JOIN_S)
+        saved.set()
+
+    run_workers(2, endless, word, beside=beside)
+    found = manifest_.latest(Place(str(tmp_path)))
+    assert [(state.rank, state.clock, state.why) for state in found.workers] == [
+        (rank, clock, "") for rank, clock in enumerate(found.clocks)
+    ]
+    steps = max(found.clocks) + 5
+    again = run_workers(2, lambda worker: trains(worker, steps), word, resume=str(tmp_path))
+    whole = run_workers(2, lambda worker: trains(worker, steps), word)
+    for one, two in zip(again, whole, strict=True):
+        same(one[1], two[1])
+
+
+@pytest.mark.parametrize("word", ["gossip", "easgd:4", "average:2", "diloco:2", "hogwild"])
+def test_each_worker_has_its_own_state_again(tmp_path: Path, word: str) -> None:
+    """Leased data: each worker is saved within a pass, at a step of its own."""
+    together = threading.Barrier(2, timeout=JOIN_S)
+
+    def saves(worker: Worker) -> dict[str, Any]:
+        def after(step: int) -> bool:
+            together.wait()  # so that each has as much of the pass
+            if step == 4:
+                worker.barrier()
+                if worker.rank == 0:
+                    worker.save(str(tmp_path))
+                worker.barrier()
+            return step == 4
+
+        return trains(worker, 99, after)[1]
+
+    before = run_workers(2, saves, word)
+    after = run_workers(2, lambda worker: trains(worker, 0)[0], word, resume=str(tmp_path))
+    for one, two in zip(before, after, strict=True):
+        same(one, two)
+    if word in ("gossip", "easgd:4"):
+        assert not torch.equal(before[0]["hidden.weight"], before[1]["hidden.weight"])
+
+
+def test_a_job_may_have_more_or_fewer_workers_than_the_one_that_was_saved(tmp_path: Path) -> None:
+    before = run_workers(2, lambda worker: saves(worker, tmp_path), "allreduce")
+    for count in (1, 3):
+        found = run_workers(count, lambda worker: trains(worker, 0)[0], "allreduce", resume=str(tmp_path))
+        for one, two in zip(found, [*before, before[0]], strict=False):
+            same(one, two, "lr")
+        assert found[0]["lr"] == before[0]["lr"]
+
+
+def test_one_that_saves_within_a_pass_does_not_wait_for_those_who_wait_for_it(tmp_path: Path) -> None:
+    def script(worker: Worker) -> None:
+        def after(step: int) -> None:
+            if (step, worker.rank) == (3, 0):
+                worker.save(str(tmp_path))
+
+        trains(worker, 6, after)
+
+    run_workers(2, script, "allreduce")
+    own, other = manifest_.latest(Place(str(tmp_path))).workers
+    assert (own.clock, own.why) == (3, "")
+    assert other.clock == 3
+
+
+def test_a_checkpoint_without_the_model_is_refused(tmp_path: Path) -> None:
+    def saves(worker: Worker) -> None:
+        trains(worker, 2)
+        worker.client.save(str(tmp_path / "store"))
+        worker.save(str(tmp_path / "bsp"))
+
+    run_workers(1, saves, "bsp")
+    with pytest.raises(Refused, match="no state of any worker, and under allreduce the model lies there"):
+        run_workers(1, lambda worker: trains(worker, 9), "allreduce", resume=str(tmp_path / "store"))
+    with pytest.raises(Mismatch, match="made under bsp, where the model lies at the servers"):
+        run_workers(1, lambda worker: trains(worker, 9), "allreduce", resume=str(tmp_path / "bsp"))
+
+
+def test_workers_load_what_lies_on_them(tmp_path: Path) -> None:
+    def loads(worker: Worker) -> dict[str, Any]:
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        worker.prepare(model, optimizer)
+        worker.load(str(tmp_path))
+        return values(model, optimizer)
+
+    saved = run_workers(2, lambda worker: saves(worker, tmp_path), "allreduce")
+    for one, two in zip(saved, run_workers(2, loads, "allreduce"), strict=True):
+        same(one, two, "lr")
