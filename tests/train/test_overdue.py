@@ -1,5 +1,6 @@
 """Units that a worker holds for far too long are trained by others, too, and all of it is counted."""
 
+import threading
 import time
 from typing import Any
 
@@ -22,10 +23,13 @@ def prepared(worker: Worker) -> tuple[torch.nn.Module, torch.optim.Optimizer, An
 
 def test_a_unit_that_is_held_too_long_is_trained_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "LATE_S", 0.2)
+    holds = threading.Event()  # rank 1 has a unit
 
     def script(worker: Worker) -> dict[int, int]:
         model, optimizer, loader = prepared(worker)
+        assert worker.rank == 1 or holds.wait(JOIN_S)
         for (x,) in loader:
+            holds.set()
             deadline = time.monotonic() + JOIN_S
             while worker.rank == 1 and worker.rounds.report(0)["done"] < 2 * BATCHES:
                 assert time.monotonic() < deadline, "nobody has taken over what it holds"
