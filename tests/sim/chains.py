@@ -199,10 +199,3 @@ def run_chain_plan(plan: Plan) -> tuple[int, int]:
     world = ChainWorld(plan)
     world.run()
     return len(world.ledger.pushes), world.kills
-
-
-def run_chain_seed(seed: int) -> tuple[int, int]:
-    try:
-        return run_chain_plan(make_chain_plan(seed))
-    except Violation as violation:
-        raise Violation(f"chains of seed {seed}: {violation}") from None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from contextlib import suppress
 from typing import Any
 
 from shoal.checkpoint import manifest as manifest_
 from shoal.checkpoint import shards
 from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.place import Place
-from shoal.errors import BadInput, Mismatch, Refused, Timeout, Unavailable
+from shoal.errors import BadInput, Mismatch, Refused, ShoalError, Timeout, Unavailable
 from shoal.store.catalogue import TableEntry, TableRequest
 from shoal.store.client import Client
 from shoal.store.connect import RemoteDirectory
@@ -30,12 +31,23 @@ def save(client: Client, url: str, timeout_s: float, base: str | None = None) ->
     """Save the store; the name of the new checkpoint. `base`: only what changed since that one."""
     place = Place(url)
     name = manifest_.new_name(place)
+    try:
+        _save(client, place, name, timeout_s, base)
+    except ShoalError:
+        # On a disk that is full the rest would be in the way of the next one.
+        with suppress(Unavailable):
+            place.remove(name)
+        raise
+    return name
+
+
+def _save(client: Client, place: Place, name: str, timeout_s: float, base: str | None) -> None:
     directory: Any = client._directory
     parts: tuple[PartInfo, ...]
     clocks: tuple[int, ...]
     if isinstance(directory, RemoteDirectory):
         _check_shared(place)
-        request = SaveStore(url=url, name=name, base=base, wait_s=timeout_s)
+        request = SaveStore(url=place.url, name=name, base=base, wait_s=timeout_s)
         saved = directory.order(request, StoreSaved, timeout_s)
         parts, clocks, count = saved.parts, saved.clocks, saved.shards
     else:
@@ -50,7 +62,9 @@ def save(client: Client, url: str, timeout_s: float, base: str | None = None) ->
         part = saving.write(place, name, 0, since)
         parts, clocks = () if part is None else (part,), tuple(saving.clocks)
     if not parts:
-        raise Refused(f"checkpoint {url}/{base} is of another life of this store: rows were loaded since")
+        raise Refused(
+            f"checkpoint {place.url}/{base} is of another life of this store: rows were loaded since"
+        )
     written = Manifest(
         name=name,
         time=time.time(),
@@ -61,7 +75,6 @@ def save(client: Client, url: str, timeout_s: float, base: str | None = None) ->
         base=base,
     )
     manifest_.write(place, written)
-    return name
 
 
 def load(client: Client, url: str, timeout_s: float, *, resume: bool = False) -> str:
@@ -79,8 +92,8 @@ def load(client: Client, url: str, timeout_s: float, *, resume: bool = False) ->
         try:
             return _load(client, place, manifest_.find(place, each), timeout_s, resume)
         except Refused as error:
-            reasons.append(str(error))
-            _log.warning("%s; trying the one before", error)
+            reasons.append(f"{each}: {error}")  # which may be of one that it is based on
+            _log.warning("%s; trying the one before", reasons[-1])
     raise Refused(f"no checkpoint at {place.url} can be loaded: " + "; ".join(reasons[:_SHOWN_MAX]))
 
 
