@@ -15,7 +15,9 @@ from .chain_rounds import (
 )
 from .chains import make_chain_plan, run_chain_plan
 from .checkpoints import make_disk_plan, run_disk_plan
+from .journals import make_journal_plan, run_journal_plan
 from .ledger import Violation
+from .losses import make_reload_plan, make_weak_plan, run_reload_plan, run_weak_plan
 from .plan import Action, make_plan
 from .rounds import RoundPlan, make_round_plan, run_round_plan
 from .simulator import run_plan
@@ -35,7 +37,10 @@ KINDS = {
     "chains": Kind(make_chain_plan, run_chain_plan),
     "chain-rounds": Kind(make_chain_round_plan, run_chain_round_plan),
     "chain-ssp:0": Kind(make_chain_bounded_plan, run_chain_bounded_plan),
+    "weak": Kind(make_weak_plan, run_weak_plan),
+    "reload": Kind(make_reload_plan, run_reload_plan),
     "checkpoints": Kind(make_disk_plan, run_disk_plan),
+    "journal": Kind(make_journal_plan, run_journal_plan),
 }
 
 

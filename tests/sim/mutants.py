@@ -8,8 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from shoal import _core
 from shoal.checkpoint import keep, manifest, place, shards
+from shoal.fleet import losses, sqlite_journal
+
+HEAD_BYTES = 64  # of a shard's image, before the records
 
 
 def manifest_first() -> None:
@@ -74,6 +79,46 @@ def heads_not_loaded() -> None:
     shards._load_heads = lambda *_: None
 
 
+def records_beyond_cut() -> None:
+    """A server that goes back to a checkpoint keeps its dedupe records, of pushes that came since."""
+    load_heads = shards._load_heads
+
+    def keep_records(store: _core.Store, tensors: dict[str, Any], mine: set[int], clocks: Any) -> None:
+        for shard in mine:
+            image, head = store.begin_image(shard)
+            store.end_image(shard, image)
+            cut = tensors.get(f"{shard}/head")
+            if cut is not None and any(head[HEAD_BYTES : HEAD_BYTES + 8]):
+                kept = cut[:HEAD_BYTES].tobytes() + head[HEAD_BYTES:]
+                tensors[f"{shard}/head"] = np.frombuffer(kept, np.uint8)
+        load_heads(store, tensors, mine, clocks)
+
+    shards._load_heads = keep_records
+
+
+def last_takeover_only() -> None:
+    """Clients hear only of the last server that took a shard over, not of those between."""
+    news = losses.Losses.news
+
+    def last(self: losses.Losses, request: Any, life: int) -> tuple[int, tuple[Any, ...]]:
+        number, takeovers = news(self, request, life)
+        return number, tuple({one.shard: one for one in takeovers}.values())
+
+    losses.Losses.news = last  # type: ignore[method-assign]
+
+
+def batch_in_pieces() -> None:
+    """Decisions that belong together are made durable one by one."""
+    append = sqlite_journal.SqliteJournal.append
+
+    def piecemeal(self: sqlite_journal.SqliteJournal, decisions: Any) -> None:
+        for decision in decisions:
+            append(self, [decision])
+
+    sqlite_journal.SqliteJournal.append = piecemeal  # type: ignore[method-assign]
+
+
+LOSS_MUTANTS = (records_beyond_cut, last_takeover_only)
 CHECKPOINT_MUTANTS = (
     manifest_first,
     delta_of_unsaved,
@@ -83,7 +128,9 @@ CHECKPOINT_MUTANTS = (
     one_whole_kept,
     heads_not_loaded,
 )
-PYTHON_MUTANTS: dict[str, Callable[[], None]] = {each.__name__: each for each in CHECKPOINT_MUTANTS}
+PYTHON_MUTANTS: dict[str, Callable[[], None]] = {
+    each.__name__: each for each in (*CHECKPOINT_MUTANTS, *LOSS_MUTANTS, batch_in_pieces)
+}
 
 
 def switch_on(name: str) -> None:

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from .mutants import CHECKPOINT_MUTANTS, PYTHON_MUTANTS
+from .mutants import CHECKPOINT_MUTANTS, LOSS_MUTANTS, PYTHON_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 200  # within so many each bug must be found
 SHRUNK_ACTIONS_MAX = 6
 TIMEOUT_S = 60
 
-# What each does wrong is beside its SHOAL_MUTANT in core/, or in mutants.py. Of the server first, then of the
-# client's.
+# What each does wrong is beside its SHOAL_MUTANT in core/ and bindings/, or in mutants.py.
 MUTANTS = {
     "pushes": [
         "dedupe_off",
@@ -45,6 +44,9 @@ MUTANTS = {
         "early_forgotten",
     ],
     "chain-rounds": ["commit_alone", "image_of_old_term"],
+    "weak": ["loss_off_by_one", "weak_to_servers"],
+    "reload": ["takeover_forgets", "late_ack", *(mutant.__name__ for mutant in LOSS_MUTANTS)],
+    "journal": ["batch_in_pieces"],
     "checkpoints": [mutant.__name__ for mutant in CHECKPOINT_MUTANTS],
 }
 
@@ -86,6 +88,7 @@ def test_a_failing_seed_is_shrunk_to_a_few_actions(core: Path, kind: str, mutant
 
 
 def test_every_mutant_is_hunted() -> None:
-    sources = "".join(path.read_text() for path in (ROOT / "core").rglob("*.[ch]*"))
+    trees = (ROOT / "core", ROOT / "bindings")
+    sources = "".join(path.read_text() for tree in trees for path in tree.rglob("*.[ch]*"))
     switches = set(re.findall(r"SHOAL_MUTANT\((\w+)\)", sources)) - {"name"}
     assert switches | PYTHON_MUTANTS.keys() == set().union(*MUTANTS.values())

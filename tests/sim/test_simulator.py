@@ -31,7 +31,10 @@ SEEDS = {
     "chains": 400,
     "chain-rounds": 250,
     "chain-ssp:0": 80,
+    "weak": 200,
+    "reload": 200,
     "checkpoints": 250,
+    "journal": 150,
 }
 REPLAYED = 10
 
@@ -99,6 +102,16 @@ def test_somebody_is_as_far_ahead_as_the_bound_allows(bound: int, runs: Runs) ->
 
 def test_chains_lose_servers(runs: Runs) -> None:
     assert sum(kills for _, kills in runs("chains")) > 200
+
+
+def test_something_is_lost_where_it_may_be(runs: Runs) -> None:
+    assert sum(runs("weak")) > 100
+    assert sum(pushes for _, pushes in runs("reload")) > 300
+    assert sum(servers for servers, _ in runs("reload")) > 200
+
+
+def test_journals_are_torn_and_refuse(runs: Runs) -> None:
+    assert min(sum(each) for each in zip(*runs("journal"), strict=True)) > 100
 
 
 @pytest.mark.parametrize("hard", ["saved", "failed", "crashes", "fell_back", "deltas"])

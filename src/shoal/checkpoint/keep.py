@@ -4,7 +4,8 @@
 
 It joins the cluster of SHOAL_ADDRESS and saves every so many seconds: the whole store at first, then only
 what changed, and the whole again when that has become as large. The newest two that stand by themselves are
-kept (four until it has made two), with what is based on them. A line on stdin asks for a last one; the end of stdin ends it at once.
+kept (four until it has made two), with what is based on them. A line on stdin asks for a last one; the end of
+stdin ends it at once.
 """
 
 from __future__ import annotations
