@@ -36,6 +36,7 @@ class Coordinator:
     def __init__(self, world: ChainWorld, replicas: int) -> None:
         self._world = world
         self._rng = random.Random(f"coordinator {world.plan.seed}")
+        self._news_rng = random.Random(f"losses {world.plan.seed}")
         self.placer = Placer(replicas)
         self.placer.apply(self.placer.first(world.plan.shards, world.plan.servers))
         self._up = set(range(world.plan.servers))
@@ -52,7 +53,7 @@ class Coordinator:
 
     def tell_losses(self, clients: Iterable[ChainClient]) -> None:
         for client in clients:
-            wait = self._rng.uniform(0, self._rng.choice((5, 20, 500)))
+            wait = self._news_rng.uniform(0, self._news_rng.choice((5, 20, 500)))
             self._world.later(client, wait, client.hear_losses)
 
     def news_for(self, server: int | None) -> News:
@@ -143,6 +144,11 @@ class Coordinator:
             self._up.discard(server)
             self._leaving.discard(server)
             self._decide(self.placer.gone(server) or self.placer.joined())
+
+    def room_for_copies(self) -> int:
+        """On so many servers; where all of them are to leave nothing is copied any more."""
+        living = {server.index for server in self._world.servers if not server.dead}
+        return len(living) if living - self._leaving else 1
 
     def may_be_lost(self, server: int) -> bool:
         """Whether no shard is being moved, and another server is there to take what it had."""

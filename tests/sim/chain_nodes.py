@@ -67,6 +67,7 @@ class ChainServer(SimulatedServer):
         self._peers = 0  # that it knows of
         self._greeted: set[int] = set()
         self._fills: list[tuple[Fill, _core.protocol.Fill]] = []
+        self._lag_until: dict[int, float] = {}  # by peer
         self._held_back: dict[int, list[bytes]] = {}  # by peer
         self._rng = random.Random(f"server {index} {world.plan.seed}")
 
@@ -146,9 +147,17 @@ class ChainServer(SimulatedServer):
                 self._chains.network.send(link, TO_SERVER, self.store.hello())
                 if self._chains.servers[peer].dead:
                     self._chains.lose(link)
-            elif peer in self._greeted:
+            elif peer in self._greeted and not self._lags(peer):
                 for frame in self._out_of_turn(peer, self.store.outgoing(peer)):
                     self._chains.network.send(link, TO_SERVER, frame)
+
+    def _lags(self, peer: int) -> bool:
+        """Where copies may come later, some come much later."""
+        now = self._chains.clock.now
+        if self._chains.plan.weak and now >= self._lag_until.get(peer, 0.0) and self._rng.random() < 0.2:
+            self._lag_until[peer] = now + self._rng.uniform(0, 200)
+            self._chains.later(self, self._lag_until[peer] - now, self.after)
+        return now < self._lag_until.get(peer, 0.0)
 
     def _out_of_turn(self, peer: int, frames: list[bytes]) -> list[bytes]:
         """Threads of a server send entries of the log as each is done, not in the log's order."""
