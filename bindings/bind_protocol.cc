@@ -16,6 +16,7 @@
 #include "base/sha256.h"
 #include "convert.h"
 #include "net/handshake.h"
+#include "serve/acknowledged.h"
 #include "serve/client_machine.h"
 #include "serve/fill.h"
 #include "serve/homeless.h"
@@ -313,8 +314,19 @@ class SimClient {
           homeless_.take(machine_, *request, {Code::moved, "elsewhere"});
           return true;
         }
+        if (request->header.kind == static_cast<uint16_t>(Kind::pull)) {
+          for (const Part& part : frame.parts) builder_.note_version(part.shard, part.version);
+          if (!Homeless::too_old(frame, *builder_.placement())) acknowledged_.seen(frame.parts);
+        }
         const Status status =
             code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, "refused"};
+        if (status.ok() && request->header.kind == static_cast<uint16_t>(Kind::push)) {
+          if (Homeless::too_old(frame, *builder_.placement()) && !SHOAL_MUTANT(late_ack)) {
+            homeless_.take(machine_, *request, {Code::moved, "of an earlier term"});
+            return true;
+          }
+          acknowledged_.note(frame.parts, (request->header.flags & kStage) != 0);
+        }
         if (!status.ok() || frame.header.last != 0) machine_.answered(server, number, status);
       }
       return true;
@@ -333,6 +345,11 @@ class SimClient {
         homeless_.take(machine_, *request, {Code::moved, "gone"});
     }
     send_homeless();
+  }
+  nb::tuple taken_over(uint16_t shard, uint32_t term, uint64_t version, uint64_t entry) {
+    const Loss loss = acknowledged_.taken_over(shard, {.term = term, .version = version, .entry = entry});
+    if (loss.version > version) builder_.note_version(shard, kNoVersion);
+    return nb::make_tuple(loss.version, loss.pushes);
   }
   bool send_homeless() { return !homeless_.send(machine_, builder_).empty(); }
   bool homeless() const { return !homeless_.empty(); }
@@ -370,6 +387,7 @@ class SimClient {
   ClientMachine machine_;
   RequestBuilder builder_;
   Homeless homeless_;
+  Acknowledged acknowledged_{builder_.shards()};
   Merger merger_;
   FrameReader reader_{kBodyMax};
   std::map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
@@ -396,6 +414,12 @@ void bind_protocol(nb::module_& parent) {
       .def("lost", [](const SimServer& self, uint32_t server) { self.state->chain.lost(server); })
       .def("gone", [](const SimServer& self, uint32_t server) { self.state->chain.gone(server); })
       .def("image", &SimServer::image, "shard"_a)
+      .def(
+          "store",
+          [](const SimServer& self) {
+            return LocalStore{&self.state->store, &self.state->sync, &self.state->chain};
+          },
+          nb::keep_alive<0, 1>())
       .def("sync_image", [](const SimServer& self) { return to_python(self.state->sync.image(true).bytes); })
       .def("counters", [](const SimServer& self) {
         const ServerCounters& c = self.state->counters;
@@ -423,6 +447,7 @@ void bind_protocol(nb::module_& parent) {
       .def("outgoing", &SimClient::outgoing, "server"_a)
       .def("incoming", &SimClient::incoming, "server"_a, "frame"_a)
       .def("set_placement", &SimClient::set_placement, "placement"_a)
+      .def("taken_over", &SimClient::taken_over, "shard"_a, "term"_a, "version"_a, "entry"_a)
       .def("send_homeless", &SimClient::send_homeless)
       .def("homeless", &SimClient::homeless)
       .def("lost", &SimClient::lost, "server"_a)

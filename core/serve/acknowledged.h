@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutants.h"
 #include "store/dedupe.h"
 #include "store/shard.h"
 #include "wire/frame.h"
@@ -38,7 +39,33 @@ class Acknowledged {
     }
   }
 
-  // A pull in that term has shown this version.
+  // An answer to a pull.
+  void seen(std::span<const Part> answer) {
+    for (const Part& part : answer) seen(part.shard, part.term, part.version);
+  }
+
+  Loss taken_over(uint16_t shard, const Shard::Began& began) {
+    Loss loss;
+    if (shard >= shards_.size()) return loss;
+    PerShard& here = shards_[shard];
+    std::erase_if(here.versions, [&](const auto& one) {
+      if (one.first >= began.term) return false;
+      loss.version = std::max(loss.version, one.second);
+      return true;
+    });
+    const uint64_t more = SHOAL_MUTANT(loss_off_by_one) ? 1 : 0;
+    loss.pushes = std::erase_if(here.unheld, [&](const Unheld& one) {
+      return one.term < began.term && one.number > (one.staged ? began.entry : began.version) + more;
+    });
+    // What it has taken over may be lost with it.
+    for (Unheld& one : here.unheld) one.term = std::max(one.term, began.term);
+    if (loss.version > 0 && !SHOAL_MUTANT(takeover_forgets))
+      seen(shard, began.term, std::min(loss.version, began.version));
+    return loss;
+  }
+
+ private:
+  // In that term this version was there.
   void seen(uint16_t shard, uint32_t term, uint64_t version) {
     if (version == kNoVersion || shard >= shards_.size()) return;
     PerShard& here = shards_[shard];
@@ -55,24 +82,6 @@ class Acknowledged {
     newest = std::max(newest, version);
   }
 
-  Loss taken_over(uint16_t shard, const Shard::Began& began) {
-    Loss loss;
-    if (shard >= shards_.size()) return loss;
-    PerShard& here = shards_[shard];
-    std::erase_if(here.versions, [&](const auto& one) {
-      if (one.first >= began.term) return false;
-      loss.version = std::max(loss.version, one.second);
-      return true;
-    });
-    std::erase_if(here.unheld, [&](const Unheld& one) {
-      if (one.term >= began.term) return false;
-      loss.pushes += one.number > (one.staged ? began.entry : began.version) ? 1 : 0;
-      return true;
-    });
-    return loss;
-  }
-
- private:
   struct Unheld {
     uint32_t term;
     bool staged;

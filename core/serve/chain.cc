@@ -99,6 +99,12 @@ void Chain::release_all(PerShard& here, std::vector<std::shared_ptr<Waiter>>& re
   here.waiting.clear();
 }
 
+// Where copies may come later only the head answers early: to the server before it a member must not, for
+// that one would forget an entry which then goes with this one.
+bool Chain::awaits(const ChainPlace& place) const {
+  return !weak_ || (!place.head && !SHOAL_MUTANT(weak_to_servers));
+}
+
 // A server behind that is far behind slows everybody down rather than fill this one's memory.
 bool Chain::waits(const PerShard& here) {
   return here.awaited || (here.place.next != kNobody && here.unheld_bytes > kUnheldBytes);
@@ -114,7 +120,7 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
     here.paused = false;
     here.fill = nullptr;
     here.place = place;
-    here.awaited = place.next != kNobody && !weak_;
+    here.awaited = place.next != kNobody && awaits(place);
     if (place.next == kNobody) forget(here, UINT64_MAX);
     for (auto& [entry, waiter] : here.waiting)
       if (!place.member) waiter->lost.push_back(shard);
@@ -257,7 +263,7 @@ void Chain::image_sent(const FillPtr& fill, uint64_t entry) {
     PerShard& here = shards_[fill->shard];
     if (!is_current(*fill)) return;
     here.paused = false;
-    here.awaited = !weak_;
+    here.awaited = awaits(here.place);
     // What the image holds need not be sent; `held` grows by answers alone.
     forget(here, SHOAL_MUTANT(fill_without_log) ? UINT64_MAX : entry);
     send_unheld(fill->shard);

@@ -160,6 +160,7 @@ class Chain {
   static void forget(PerShard& here, uint64_t up_to);
   static void release_all(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready);
   static bool waits(const PerShard& here);
+  bool awaits(const ChainPlace& place) const;
 
   const std::function<void()> wake_;
   const bool weak_;

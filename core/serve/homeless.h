@@ -2,6 +2,7 @@
 // socket client and the simulator run this same code. Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -32,6 +33,15 @@ class Homeless {
   // asked again, until this client knows that one.
   static bool too_new(const Request& request, const Header& answer, const Placement& known) {
     return request.header.kind == static_cast<uint16_t>(Kind::sync) && answer.member_term > known.version;
+  }
+
+  // Whether a push was acknowledged in a term that this client knows to be over. What is lost with that term
+  // may have been counted already, so it is asked again: whoever has the push says so, and whoever has not
+  // takes it.
+  static bool too_old(const FrameView& answer, const Placement& known) {
+    return std::any_of(answer.parts.begin(), answer.parts.end(), [&](const Part& part) {
+      return part.shard < known.shards.size() && part.term < known.shards[part.shard].term;
+    });
   }
 
   // Adds them again by the placement of now; gives the servers that have something to be sent.

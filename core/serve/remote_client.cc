@@ -273,16 +273,25 @@ bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
     changed_.notify_all();
     return true;
   }
-  if (request->header.kind == static_cast<uint16_t>(Kind::pull))
+  if (request->header.kind == static_cast<uint16_t>(Kind::pull)) {
+    const std::lock_guard lock(mutex_);
     for (const Part& part : frame.parts) builder_.note_version(part.shard, part.version);
+    if (!Homeless::too_old(frame, *builder_.placement())) acknowledged_.seen(frame.parts);
+  }
   const Status status =
       code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, text()};
   if (!status.ok() || frame.header.last != 0) {
     const std::lock_guard lock(mutex_);
     // Not one that a new placement has just taken back.
     if (status.ok() && request->header.kind == static_cast<uint16_t>(Kind::push) &&
-        machine_.find(server, frame.header.request) != nullptr)
+        machine_.find(server, frame.header.request) != nullptr) {
+      if (Homeless::too_old(frame, *builder_.placement())) {
+        refused(*request, {Code::moved, "of an earlier term"});
+        changed_.notify_all();
+        return true;
+      }
       acknowledged_.note(frame.parts, (request->header.flags & kStage) != 0);
+    }
     machine_.answered(server, frame.header.request, status);
     if (waiters_ > 0) changed_.notify_all();
   }

@@ -23,9 +23,6 @@ void RemoteClient::set_placement(Placement placement) {
     }
     placement.any_copy = before->any_copy;
     const auto now = std::make_shared<const Placement>(std::move(placement));
-    for (uint32_t s = 0; s < shards(); ++s)
-      if (now->head(s) != before->head(s))  // what was pulled so far is of the old one
-        acknowledged_.seen(static_cast<uint16_t>(s), before->shards[s].term, builder_.version(s));
     builder_.set_placement(now);
     for (uint32_t i = 0; i < before->servers.size(); ++i) {
       if (!before->is_up(i) || now->is_up(i)) continue;

@@ -100,7 +100,6 @@ class RequestBuilder {
   std::shared_ptr<Request> push_pieces(const PushItem& item, uint32_t server, uint32_t shard,
                                        const PushOptions& options, bool shm) const;
   // What a pull saw, for pushes by staleness.
-  uint64_t version(uint32_t shard) const { return versions_[shard]; }
   void note_version(uint32_t shard, uint64_t version) const {
     if (shard < versions_.size()) versions_[shard] = version;
   }

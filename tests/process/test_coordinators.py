@@ -69,6 +69,15 @@ class Pusher(threading.Thread):
         self.control.close()
 
 
+def a_cut_is_one_instant(client: shoal.Client, pusher: Pusher, place: Path) -> None:
+    client.save(str(place), timeout=DEADLINE_S)
+    pusher.check()
+    client.load(str(place))
+    rows = client.table("counters").pull(KEYS)
+    assert 0 < rows[0] <= pusher.pushes
+    assert (rows == rows[0]).all()
+
+
 def test_without_an_etcd_there_is_one_coordinator() -> None:
     with pytest.raises(shoal.errors.BadInput, match="coordinators is 3, and several need an etcd to agree"):
         shoal.LocalCluster(coordinators=3)
@@ -145,12 +154,7 @@ def test_a_leader_that_sleeps_is_deposed_and_decides_nothing_when_it_wakes(
         asleep.close()
         # The pulses have moved, too: a cut holds for who pushes.
         with cluster.connect(timeout=DEADLINE_S) as other:
-            other.save(str(tmp_path), timeout=DEADLINE_S)
-            pusher.check()
-            other.load(str(tmp_path))
-            rows = other.table("counters").pull(KEYS)
-            assert 0 < rows[0] <= pusher.pushes
-            assert (rows == rows[0]).all()
+            a_cut_is_one_instant(other, pusher, tmp_path)
 
 
 @pytest.mark.soak
@@ -201,12 +205,7 @@ def test_coordinators_and_members_of_etcd_die_at_any_moment(
         with cluster.connect(timeout=DEADLINE_S) as other:
             assert [other.table(table.name)._entry for table in tables] == [t._entry for t in tables]
             assert len({table._entry.id for table in tables}) == len(tables)
-            other.save(str(tmp_path), timeout=DEADLINE_S)
-            pusher.check()
-            other.load(str(tmp_path))
-            rows = other.table("counters").pull(KEYS)
-            assert 0 < rows[0] <= pusher.pushes
-            assert (rows == rows[0]).all()
+            a_cut_is_one_instant(other, pusher, tmp_path)
 
 
 @pytest.mark.soak

@@ -8,6 +8,8 @@ of its own, and `rounds` looks after those.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tests.train.history import History, UnboundedError, check
@@ -16,11 +18,19 @@ from .ledger import KEY_ARRAY, Violation
 from .plan import KEYS, TABLES, Plan, make_plan
 from .rounds import REPLY_HEAD, RoundClient, RoundPlan, RoundWorld
 
+if TYPE_CHECKING:
+    from .chain_rounds import ChainBoundedWorld
+
 TAKE_EACH, ADVANCE = 0, 2
 STEPS = 8
 
 
-def make_bounded_plan(seed: int, bound: int) -> RoundPlan:
+def make_bounded_plan(bound: int) -> Callable[[int], RoundPlan]:
+    """Plans of seeds, for workers that may be so many steps ahead."""
+    return lambda seed: _make_plan(seed, bound)
+
+
+def _make_plan(seed: int, bound: int) -> RoundPlan:
     rng = random.Random(f"bounded {seed}")
     plan = make_plan(seed)
     clients = rng.choice((2, 3, 4))
@@ -74,12 +84,15 @@ class BoundedWorld(RoundWorld):
         super().__init__(shape)
 
 
-def run_bounded_seed(seed: int, bound: int) -> int:
+def play_bounded(world: BoundedWorld | ChainBoundedWorld) -> int:
     """The largest lead of any worker; raises Violation."""
-    world = BoundedWorld(make_bounded_plan(seed, bound))
+    world.play()
     try:
-        world.play()
-        check(world.history, bound)
-    except (Violation, UnboundedError) as violation:
-        raise Violation(f"ssp:{bound} of seed {seed}: {violation}") from None
+        check(world.history, world.shape.slack)
+    except UnboundedError as error:
+        raise Violation(str(error)) from None
     return world.history.largest_lead()
+
+
+def run_bounded_plan(shape: RoundPlan) -> int:
+    return play_bounded(BoundedWorld(shape))

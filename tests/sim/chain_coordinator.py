@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal import _core
+from shoal.fleet.losses import Losses
 from shoal.fleet.placer import Fill, Placer
+from shoal.store.messages import Takeover, WatchPlacement
 
-from .chain_nodes import ChainServer
+from .chain_nodes import ChainClient, ChainServer
 
 if TYPE_CHECKING:
     from .chains import ChainWorld
@@ -22,6 +25,8 @@ class News(NamedTuple):
     servers: int
     up: frozenset[int]
     sync: int  # where the sync shard is asked
+    terms: tuple[int, ...]
+    heads: tuple[int, ...]
     placement: _core.Placement
 
 
@@ -31,11 +36,25 @@ class Coordinator:
     def __init__(self, world: ChainWorld, replicas: int) -> None:
         self._world = world
         self._rng = random.Random(f"coordinator {world.plan.seed}")
+        self._news_rng = random.Random(f"losses {world.plan.seed}")
         self.placer = Placer(replicas)
         self.placer.apply(self.placer.first(world.plan.shards, world.plan.servers))
         self._up = set(range(world.plan.servers))
         self._leaving: set[int] = set()
         self._said = self._newest()
+        self.losses = Losses()
+        self._takeovers = 0
+
+    def hear_takeovers(self, takeovers: list[Takeover]) -> None:
+        """What a server tells, and all clients of it, each in its own time."""
+        self.losses.hear(WatchPlacement(after=0, wait_s=0, takeovers=tuple(takeovers)))
+        self._takeovers += len(takeovers)
+        self.tell_losses(self._world.clients)
+
+    def tell_losses(self, clients: Iterable[ChainClient]) -> None:
+        for client in clients:
+            wait = self._news_rng.uniform(0, self._news_rng.choice((5, 20, 500)))
+            self._world.later(client, wait, client.hear_losses)
 
     def news_for(self, server: int | None) -> News:
         """The newest, or for servers that must wait, what was said last."""
@@ -51,15 +70,16 @@ class Coordinator:
         assert placed is not None
         placement = _core.Placement(
             version=placed.version,
-            weak=False,
+            weak=self._world.plan.weak,
             servers=[
                 _core.ServerAddress(i, "sim", int(i in self._up)) for i in range(len(self._world.servers))
             ],
             terms=list(placed.terms),
             chains=[list(chain) for chain in placed.chains],
         )
-        sync = placed.chains[0][0]
-        return News(placed.version, len(self._world.servers), frozenset(self._up), sync, placement)
+        heads = tuple(chain[0] for chain in placed.chains)
+        up = frozenset(self._up)
+        return News(placed.version, len(self._world.servers), up, heads[0], placed.terms, heads, placement)
 
     def knows(self, server: int, version: int) -> None:
         if self.placer.knows(server, version):
@@ -125,6 +145,24 @@ class Coordinator:
             self._leaving.discard(server)
             self._decide(self.placer.gone(server) or self.placer.joined())
 
+    def room_for_copies(self) -> int:
+        """On so many servers; where all of them are to leave nothing is copied any more."""
+        living = {server.index for server in self._world.servers if not server.dead}
+        return len(living) if living - self._leaving else 1
+
+    def may_be_lost(self, server: int) -> bool:
+        """Whether no shard is being moved, and another server is there to take what it had."""
+        quiet = not self.placer.fills and not self.placer.first_to_know and not self._leaving
+        return quiet and server in self._up and len(self._up) > 1
+
+    def adopt(self, lost: int) -> dict[int, int]:
+        return self.placer.adopt([lost], self._up - {lost} - self._leaving)
+
+    def adopted(self, lost: int, adopted: dict[int, int], together: bool) -> None:
+        """Others have read what it had."""
+        self._up.discard(lost)
+        self._decide(self.placer.adopted([lost], adopted, together))
+
     def add(self) -> None:
         index = len(self._world.servers)
         self._world.servers.append(ChainServer(self._world, index))
@@ -137,9 +175,12 @@ class Coordinator:
             self._leaving.add(server)
             self.publish()
 
-    def chain(self, shard: int) -> tuple[int, ...]:
+    def chains(self) -> tuple[tuple[int, ...], ...]:
         assert self.placer.placed is not None
-        return self.placer.placed.chains[shard]
+        return self.placer.placed.chains
+
+    def chain(self, shard: int) -> tuple[int, ...]:
+        return self.chains()[shard]
 
     def settled(self) -> bool:
         """Everybody knows the newest placement, and there is nothing to be done about it."""
@@ -147,5 +188,6 @@ class Coordinator:
         assert placed is not None
         living = [s for s in self._world.servers if not s.dead]
         known = all(server.version == placed.version for server in living)
+        known = known and all(client.heard == self._takeovers for client in self._world.clients)
         what_if = copy.deepcopy(self.placer)
         return known and not self.placer.fills and not what_if.plan(self._up, self._leaving)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal import _core
 from shoal.fleet.placer import Fill
+from shoal.store.messages import Lost, Takeover, WatchPlacement
 
 from .ledger import Ledger, Read, Violation
 from .network import TO_CLIENT, TO_SERVER, Connection
@@ -16,6 +19,7 @@ from .nodes import CHALLENGE, REFUSE, REPLY, TOKEN, WELCOME, SimulatedClient, Si
 from .plan import Action, Plan
 
 if TYPE_CHECKING:
+    from .chain_coordinator import News
     from .chains import ChainWorld
 
 UNAVAILABLE = 6  # of base/status.h
@@ -54,7 +58,8 @@ class ChainServer(SimulatedServer):
     def __init__(self, world: ChainWorld, index: int) -> None:
         super().__init__(world, index)
         self._chains = world
-        self.store = _core.protocol.Server(world.plan.shards, TOKEN, placed=False)
+        self.store = _core.protocol.Server(world.plan.shards, TOKEN, placed=False, weak=world.plan.weak)
+        self.memory = self.store.store()
         self.index = index
         self.dead = False
         self.version = 0
@@ -62,6 +67,7 @@ class ChainServer(SimulatedServer):
         self._peers = 0  # that it knows of
         self._greeted: set[int] = set()
         self._fills: list[tuple[Fill, _core.protocol.Fill]] = []
+        self._lag_until: dict[int, float] = {}  # by peer
         self._held_back: dict[int, list[bytes]] = {}  # by peer
         self._rng = random.Random(f"server {index} {world.plan.seed}")
 
@@ -76,7 +82,16 @@ class ChainServer(SimulatedServer):
             if peer not in news.up:
                 self.store.gone(peer)
         self._chains.coordinator.knows(self.index, self.version)
+        if takeovers := list(self._takeovers(news)):
+            self._chains.coordinator.hear_takeovers(takeovers)
         self.after()
+
+    def _takeovers(self, news: News) -> Iterator[Takeover]:
+        """As `ChainDuty` tells of them."""
+        for shard, (head, now) in enumerate(zip(news.heads, news.terms, strict=True)):
+            term, version, entry = self.memory.began(shard)
+            if head == self.index and term == now > 1:
+                yield Takeover(shard=shard, term=term, version=version, entry=entry)
 
     def begin(self, fill: Fill) -> None:
         if not self.dead:
@@ -132,9 +147,17 @@ class ChainServer(SimulatedServer):
                 self._chains.network.send(link, TO_SERVER, self.store.hello())
                 if self._chains.servers[peer].dead:
                     self._chains.lose(link)
-            elif peer in self._greeted:
+            elif peer in self._greeted and not self._lags(peer):
                 for frame in self._out_of_turn(peer, self.store.outgoing(peer)):
                     self._chains.network.send(link, TO_SERVER, frame)
+
+    def _lags(self, peer: int) -> bool:
+        """Where copies may come later, some come much later."""
+        now = self._chains.clock.now
+        if self._chains.plan.weak and now >= self._lag_until.get(peer, 0.0) and self._rng.random() < 0.2:
+            self._lag_until[peer] = now + self._rng.uniform(0, 200)
+            self._chains.later(self, self._lag_until[peer] - now, self.after)
+        return now < self._lag_until.get(peer, 0.0)
 
     def _out_of_turn(self, peer: int, frames: list[bytes]) -> list[bytes]:
         """Threads of a server send entries of the log as each is done, not in the log's order."""
@@ -167,12 +190,14 @@ class ChainClient(SimulatedClient):
         self._chains = world
         self.version = 0
         self._ticking = False
+        self.lost: Counter[int] = Counter()  # acknowledged pushes, by shard
         super().__init__(world, who)
 
     def start(self) -> None:
-        self.version = 0
+        self.version = self.heard = 0
         super().start()
         self.learn()
+        self._chains.coordinator.tell_losses([self])
 
     def learn(self) -> None:
         news = self._chains.coordinator.news_for(None)
@@ -188,6 +213,27 @@ class ChainClient(SimulatedClient):
             self._arm(len(self._links) - 1, self.incarnation)
         self._settle(0)
         self._pump()
+
+    def hear_losses(self) -> None:
+        """As `PlacementWatch` does."""
+        self.learn()
+        if self.down:
+            return
+        losses = self._chains.coordinator.losses
+        self.heard, takeovers = losses.news(WatchPlacement(after=0, wait_s=0, heard=self.heard, life=1), 1)
+        for new in takeovers:
+            last, pushes = self._machine.taken_over(new.shard, new.term, new.version, new.entry)
+            self.lost[new.shard] += pushes
+            if last > new.version or pushes:
+                lost = Lost(
+                    client=self._who,
+                    shard=new.shard,
+                    term=new.term,
+                    version=new.version,
+                    last=last,
+                    pushes=pushes,
+                )
+                losses.hear(WatchPlacement(after=0, wait_s=0, lost=(lost,)))
 
     def link(self, server: int) -> Connection | None:
         return None if server >= len(self._links) else super().link(server)

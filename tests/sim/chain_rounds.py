@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.train.history import History, UnboundedError, check
+from tests.train.history import History
 
-from .bounded import BoundedClient, make_bounded_plan
+from .bounded import BoundedClient, make_bounded_plan, play_bounded
 from .chain_nodes import HOMES_MS, ChainClient
 from .chains import ChainWorld, make_chain_plan
 from .ledger import Violation
@@ -67,11 +67,9 @@ def make_chain_round_plan(seed: int) -> RoundPlan:
     return dataclasses.replace(rounds, plan=plan)
 
 
-def run_chain_round_seed(seed: int) -> tuple[int, int]:
-    try:
-        return ChainRoundWorld(make_chain_round_plan(seed)).run_rounds()
-    except Violation as violation:
-        raise Violation(f"rounds over chains of seed {seed}: {violation}") from None
+def run_chain_round_plan(shape: RoundPlan) -> tuple[int, int]:
+    """The number of commits and of attempts; raises Violation."""
+    return ChainRoundWorld(shape).run_rounds()
 
 
 class ChainBoundedClient(BoundedClient, ChainRoundClient):
@@ -89,21 +87,17 @@ class ChainBoundedWorld(ChainRoundWorld):
         return ChainBoundedClient(self, who)  # type: ignore[arg-type]
 
 
-def run_chain_bounded_seed(seed: int, bound: int = 0) -> int:
-    """The largest lead of any worker; raises Violation."""
-    shape, plan = make_bounded_plan(seed, bound), make_chain_plan(seed)
-    faults = _faults(plan, ("crash", "cut", "mute", "pause_client"))
+def make_chain_bounded_plan(seed: int) -> RoundPlan:
+    shape, plan = make_bounded_plan(0)(seed), make_chain_plan(seed)
     plan = dataclasses.replace(
         plan,
-        actions=faults,
+        actions=_faults(plan, ("crash", "cut", "mute", "pause_client")),
         clients=shape.plan.clients,
         columns=shape.plan.columns,
         stream=True,  # a question that is asked anew all the time is not what is looked at here
     )
-    world = ChainBoundedWorld(dataclasses.replace(shape, plan=plan))
-    try:
-        world.play()
-        check(world.history, bound)
-    except (Violation, UnboundedError) as violation:
-        raise Violation(f"ssp:{bound} over chains of seed {seed}: {violation}") from None
-    return world.history.largest_lead()
+    return dataclasses.replace(shape, plan=plan)
+
+
+def run_chain_bounded_plan(shape: RoundPlan) -> int:
+    return play_bounded(ChainBoundedWorld(shape))

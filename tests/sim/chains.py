@@ -53,6 +53,8 @@ def _server_fault(rng: random.Random, servers: int, length: float) -> Action:
 class ChainWorld(World):
     """One run with chains."""
 
+    ledger_kind: type[ChainLedger] = ChainLedger
+
     def __init__(self, plan: Plan) -> None:
         self.servers: list[ChainServer] = []
         self.clients: list[ChainClient] = []
@@ -63,7 +65,7 @@ class ChainWorld(World):
         return ChainClient(self, who)
 
     def _populate(self) -> None:
-        self.chain_ledger = self.ledger = ChainLedger(self.plan, self.placement)
+        self.chain_ledger = self.ledger = self.ledger_kind(self.plan, self.placement)
         self.servers.extend(ChainServer(self, index) for index in range(self.plan.servers))
         self._servers = self.servers  # type: ignore[assignment]
         self.coordinator = Coordinator(self, self.plan.replicas)
@@ -155,13 +157,19 @@ class ChainWorld(World):
             tables.append(reader.rows(operation))
         self.chain_ledger.at(self.coordinator.placer.version)
         self._compare_copies()
+        self._judge_losses(tables)
         return tables
+
+    def _judge_losses(self, tables: list[Rows]) -> None:
+        if lost := self.coordinator.losses.by_shard():
+            raise Violation(f"clients miss what no chain has lost: {lost}")
 
     def _compare_copies(self) -> None:
         placed = self.coordinator.placer.placed
         assert placed is not None
+        wanted = min(self.plan.replicas + 1, self.coordinator.room_for_copies())
         for shard, chain in enumerate(placed.chains):
-            if len(chain) < min(self.plan.replicas + 1, sum(not server.dead for server in self.servers)):
+            if len(chain) < wanted:
                 raise Violation(f"shard {shard} has {len(chain)} copies at the end")
             head, rows = self.servers[chain[0]].store.image(shard)
             for copy in chain[1:]:
@@ -199,10 +207,3 @@ def run_chain_plan(plan: Plan) -> tuple[int, int]:
     world = ChainWorld(plan)
     world.run()
     return len(world.ledger.pushes), world.kills
-
-
-def run_chain_seed(seed: int) -> tuple[int, int]:
-    try:
-        return run_chain_plan(make_chain_plan(seed))
-    except Violation as violation:
-        raise Violation(f"chains of seed {seed}: {violation}") from None

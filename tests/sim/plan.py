@@ -44,6 +44,7 @@ class Plan:
     late_ms: float  # how long a straggler may stay behind
     quiet_after: float  # no fault begins later
     replicas: int = 0
+    weak: bool = False  # acknowledged before the copies have it
     columns: tuple[int, ...]  # per table: one for each of its pushes
     actions: tuple[Action, ...]
 

@@ -254,8 +254,6 @@ class RoundWorld(World):
         return closed, len(self.judged.attempts)
 
 
-def run_round_seed(seed: int) -> tuple[int, int]:
-    try:
-        return RoundWorld(make_round_plan(seed)).run_rounds()
-    except Violation as violation:
-        raise Violation(f"rounds of seed {seed}: {violation}") from None
+def run_round_plan(shape: RoundPlan) -> tuple[int, int]:
+    """The number of commits and of attempts; raises Violation."""
+    return RoundWorld(shape).run_rounds()

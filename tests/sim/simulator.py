@@ -1,7 +1,7 @@
 """One simulated run from one plan: the compiled protocol under a network that does its worst.
 
-    python -m tests.sim 17           replays seed 17, says what happened, shrinks the plan if it fails
-    python -m tests.sim 0:5000       runs these seeds, stops at the first that fails
+    python -m tests.sim pushes 17         replays seed 17, says what happened, shrinks the plan if it fails
+    python -m tests.sim pushes 0:5000     runs these seeds, stops at the first that fails
 
 Deterministic: the clock is virtual, and all chance comes from the seed. After `plan.quiet_after` the
 network is only slow; then everything that was begun must come to its end.
@@ -9,15 +9,13 @@ network is only slow; then everything that was begun must come to its end.
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .ledger import Ledger, Rows, Violation
 from .network import TO_SERVER, Clock, Connection, Network
 from .nodes import SimulatedClient, SimulatedServer, Verifier, table_specs
-from .plan import Action, Plan, make_plan
+from .plan import Action, Plan
 
 LIVENESS_MS = 60_000.0
 CLIENT_ACTIONS = ("push", "pull", "cut", "mute", "pause_client", "crash")
@@ -158,48 +156,3 @@ class World:
 def run_plan(plan: Plan) -> Summary:
     """Run it; raises Violation."""
     return World(plan).run()
-
-
-def run_seed(seed: int) -> Summary:
-    """Run the plan of a seed; a Violation says how to replay it."""
-    try:
-        return run_plan(make_plan(seed))
-    except Violation as violation:
-        raise Violation(f"seed {seed}: {violation}; replay: python -m tests.sim {seed}") from None
-
-
-def first_failure(seeds: Iterable[int], run: Callable[[int], object]) -> tuple[int, Violation] | None:
-    """The first of these seeds that fails, with what was violated."""
-    for seed in seeds:
-        try:
-            run(seed)
-        except Violation as violation:
-            return seed, violation
-    return None
-
-
-def fails(plan: Plan, run: Callable[[Plan], object] = run_plan) -> Violation | None:
-    """What goes wrong in it, if anything."""
-    try:
-        run(plan)
-    except Violation as violation:
-        return violation
-    return None
-
-
-def shrink(plan: Plan, run: Callable[[Plan], object] = run_plan) -> Plan:
-    """A smaller plan that still fails: actions are left out greedily, then the network is made kinder."""
-    size = len(plan.actions) // 2
-    while size > 0:
-        at = 0
-        while at < len(plan.actions):
-            smaller = dataclasses.replace(plan, actions=plan.actions[:at] + plan.actions[at + size :])
-            if fails(smaller, run):
-                plan = smaller
-            else:
-                at += size
-        size //= 2
-    for kinder in ({"drop": 0.0}, {"double": 0.0}, {"delay_ms": 1.0}, {"late_ms": 20.0}):
-        smaller = dataclasses.replace(plan, **kinder)  # type: ignore[arg-type]
-        plan = smaller if fails(smaller, run) else plan
-    return plan

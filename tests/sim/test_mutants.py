@@ -10,37 +10,46 @@ from pathlib import Path
 
 import pytest
 
+from .kinds import KINDS
+from .mutants import CHECKPOINT_MUTANTS, LOSS_MUTANTS, PYTHON_MUTANTS
+
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 200  # within so many each bug must be found
+CALM_SEEDS = 60  # of this build; of the one that ships test_simulator.py runs them all
 SHRUNK_ACTIONS_MAX = 6
 TIMEOUT_S = 60
 
-# What each does wrong is beside its SHOAL_MUTANT in core/: the server's first, then the client's.
-MUTANTS = [
-    "dedupe_off",
-    "accept_old_incarnation",
-    "forget_below_low",
-    "newest_only",
-    "few_records",
-    "reconnect_forgets",
-    "window_ignored",
-    "low_too_high",
-    "retry_renamed",
-    "never_again",
-    "ack_too_early",
-]
-ROUND_MUTANTS = ["any_life", "late_counts", "count_requests", "commits_once"]
-CHAIN_MUTANTS = [
-    "fill_any_term",
-    "ack_unheld",
-    "log_not_sent_again",
-    "fill_without_log",
-    "accept_old_term",
-    "entries_out_of_turn",
-    "image_without_records",
-    "early_forgotten",
-]
-CHAIN_ROUND_MUTANTS = ["commit_alone", "image_of_old_term"]
+# What each does wrong is beside its SHOAL_MUTANT in core/ and bindings/, or in mutants.py.
+MUTANTS = {
+    "pushes": [
+        "dedupe_off",
+        "accept_old_incarnation",
+        "forget_below_low",
+        "newest_only",
+        "few_records",
+        "reconnect_forgets",
+        "window_ignored",
+        "low_too_high",
+        "retry_renamed",
+        "never_again",
+        "ack_too_early",
+    ],
+    "rounds": ["any_life", "late_counts", "count_requests", "commits_once"],
+    "chains": [
+        "fill_any_term",
+        "ack_unheld",
+        "log_not_sent_again",
+        "fill_without_log",
+        "accept_old_term",
+        "entries_out_of_turn",
+        "image_without_records",
+        "early_forgotten",
+    ],
+    "chain-rounds": ["commit_alone", "image_of_old_term"],
+    "weak": ["loss_off_by_one", "weak_to_servers"],
+    "reload": ["takeover_forgets", "late_ack", *(mutant.__name__ for mutant in LOSS_MUTANTS)],
+    "journal": ["batch_in_pieces"],
+    "checkpoints": [mutant.__name__ for mutant in CHECKPOINT_MUTANTS],
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,53 +60,37 @@ def core() -> Path:
     return built[0]
 
 
-def hunt(core: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.sim", f"0:{SEEDS}", "--core", str(core), *arguments]
+def hunt(core: Path, kind: str, *arguments: str, seeds: int = 0) -> subprocess.CompletedProcess[str]:
+    seeds = seeds or KINDS[kind].seeds
+    command = [sys.executable, "-m", "tests.sim", kind, f"0:{seeds}", "--core", str(core), *arguments]
     return subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=TIMEOUT_S
     )
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_simulator_finds(mutant: str, core: Path) -> None:
-    found = hunt(core, "--no-shrink", "--mutant", mutant)
-    assert re.match(r"seed \d+ failed: ", found.stdout), found
+@pytest.mark.parametrize(("kind", "mutant"), [(kind, each) for kind in MUTANTS for each in MUTANTS[kind]])
+def test_the_simulator_finds(kind: str, mutant: str, core: Path) -> None:
+    found = hunt(core, kind, "--no-shrink", "--mutant", mutant)
+    seed = re.match(r"seed (\d+) failed: ", found.stdout)
+    assert seed, found
+    assert found.stdout.rstrip().endswith(f"replay: python -m tests.sim {kind} {seed[1]}")
     assert found.returncode == 1
 
 
-@pytest.mark.parametrize("mutant", ROUND_MUTANTS)
-def test_the_simulator_of_rounds_finds(mutant: str, core: Path) -> None:
-    found = hunt(core, "--rounds", "--mutant", mutant)
-    assert re.match(r"seed \d+ failed: ", found.stdout), found
-    assert found.returncode == 1
+@pytest.mark.parametrize("kind", MUTANTS)
+def test_without_a_mutant_the_same_seeds_pass(core: Path, kind: str) -> None:
+    assert hunt(core, kind, seeds=CALM_SEEDS).stdout.startswith(f"{CALM_SEEDS} seeds passed")
 
 
-@pytest.mark.parametrize("mutant", CHAIN_MUTANTS)
-def test_the_simulator_of_chains_finds(mutant: str, core: Path) -> None:
-    found = hunt(core, "--chains", "--no-shrink", "--mutant", mutant)
-    assert re.match(r"seed \d+ failed: ", found.stdout), found
-    assert found.returncode == 1
-
-
-@pytest.mark.parametrize("mutant", CHAIN_ROUND_MUTANTS)
-def test_the_simulator_of_rounds_over_chains_finds(mutant: str, core: Path) -> None:
-    found = hunt(core, "--chains", "--rounds", "--mutant", mutant)
-    assert re.match(r"seed \d+ failed: ", found.stdout), found
-    assert found.returncode == 1
-
-
-@pytest.mark.parametrize("kind", [[], ["--rounds"], ["--chains"], ["--chains", "--rounds"]])
-def test_without_a_mutant_the_same_seeds_pass(core: Path, kind: list[str]) -> None:
-    assert hunt(core, *kind).stdout.startswith(f"{SEEDS} seeds passed")
-
-
-def test_a_failing_seed_is_shrunk_to_a_few_actions(core: Path) -> None:
-    found = hunt(core, "--mutant", "dedupe_off").stdout
+@pytest.mark.parametrize(("kind", "mutant"), [("pushes", "dedupe_off"), ("checkpoints", "delta_of_unsaved")])
+def test_a_failing_seed_is_shrunk_to_a_few_actions(core: Path, kind: str, mutant: str) -> None:
+    found = hunt(core, kind, "--mutant", mutant).stdout
     assert 1 <= found.count("Action(") <= SHRUNK_ACTIONS_MAX, found
-    assert "fails with: table" in found
+    assert re.search(r"fails with: (table|\d{6}-)", found), found
 
 
-def test_every_mutant_in_the_core_is_hunted() -> None:
-    sources = "".join(path.read_text() for path in (ROOT / "core").rglob("*.[ch]*"))
-    hunted = {*MUTANTS, *ROUND_MUTANTS, *CHAIN_MUTANTS, *CHAIN_ROUND_MUTANTS}
-    assert set(re.findall(r"SHOAL_MUTANT\((\w+)\)", sources)) - {"name"} == hunted
+def test_every_mutant_is_hunted() -> None:
+    trees = (ROOT / "core", ROOT / "bindings")
+    sources = "".join(path.read_text() for tree in trees for path in tree.rglob("*.[ch]*"))
+    switches = set(re.findall(r"SHOAL_MUTANT\((\w+)\)", sources)) - {"name"}
+    assert switches | PYTHON_MUTANTS.keys() == set().union(*MUTANTS.values())

@@ -1,90 +1,106 @@
 """Thousands of seeded schedules; each failure names its seed and how to replay it."""
 
+import functools
+import re
 import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal import _core
 
-from .bounded import run_bounded_seed
-from .chain_rounds import run_chain_bounded_seed, run_chain_round_seed
-from .chains import run_chain_seed
+from .kinds import KINDS, run_seed
+from .ledger import Violation
 from .nodes import TOKEN
 from .plan import BURST_EVERY, make_plan
-from .rounds import ADVANCE, ASK, OPEN, SYNC, run_round_seed
-from .simulator import LIVENESS_MS, Summary, run_seed
+from .rounds import ADVANCE, ASK, OPEN, SYNC
+from .simulator import LIVENESS_MS
 
-SEEDS = 3000
+ROOT = Path(__file__).resolve().parents[2]
+SOAKED = 10_000  # seeds of a block
 
-
-def total(summaries: list[Summary], name: str) -> float:
-    return sum(getattr(summary, name) for summary in summaries)
-
-
-@pytest.mark.slow
-def test_every_schedule_is_exact() -> None:
-    for seed in range(SEEDS):
-        run_seed(seed)
+REPLAYED = 10
 
 
-def test_rounds_are_exact() -> None:
-    runs = [run_round_seed(seed) for seed in range(300)]
-    assert sum(commits for commits, _ in runs) > 1500
-    assert sum(attempts for _, attempts in runs) > 3000
-    assert run_round_seed(7) == runs[7]
+Runs = Callable[[str], list[Any]]
 
 
-@pytest.mark.parametrize("bound", [0, 1, 3])
-def test_bounded_workers_are_bounded(bound: int) -> None:
-    leads = [run_bounded_seed(seed, bound) for seed in range(40)]
-    assert max(leads) == bound  # nobody was further ahead, and somebody was as far
-    assert run_bounded_seed(7, bound) == leads[7]
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    """What all seeds of a simulator went through; a Violation says which, and how to replay it."""
+    return functools.cache(lambda kind: [run_seed(kind, seed) for seed in range(KINDS[kind].seeds)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bound", [0, 1, 3])
-def test_bounded_workers_are_bounded_under_many_more_schedules(bound: int) -> None:
-    for seed in range(40, 500):
-        run_bounded_seed(seed, bound)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_schedule_is_right_and_replays_exactly(kind: str, runs: Runs) -> None:
+    found = runs(kind)
+    assert found[:REPLAYED] == [run_seed(kind, seed) for seed in range(REPLAYED)]
 
 
-@pytest.mark.slow
-def test_rounds_are_exact_under_many_more_schedules() -> None:
-    for seed in range(300, 3000):
-        run_round_seed(seed)
+def test_a_thousand_seeds_and_more() -> None:
+    said = re.search(r"([\d,]+) seeds in `make test`", (ROOT / "docs" / "guarantees.md").read_text())
+    assert said is not None
+    assert int(said[1].replace(",", "")) == sum(kind.seeds for kind in KINDS.values()) >= 1000
 
 
-def test_chains_are_exact() -> None:
-    runs = [run_chain_seed(seed) for seed in range(500)]
-    assert sum(kills for _, kills in runs) > 300
-    assert run_chain_seed(7) == runs[7]
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("error", [Violation("planted"), RuntimeError("planted")], ids=["found", "raised"])
+def test_a_seed_that_fails_says_how_to_replay_it(
+    kind: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_plan: object) -> None:
+        raise error
 
-
-def test_rounds_over_chains_are_exact() -> None:
-    runs = [run_chain_round_seed(seed) for seed in range(300)]
-    assert sum(commits for commits, _ in runs) > 1500
-    assert run_chain_round_seed(7) == runs[7]
-
-
-def test_bounded_workers_are_bounded_over_chains() -> None:
-    for seed in range(150):
-        run_chain_bounded_seed(seed)
-
-
-@pytest.mark.soak
-def test_chains_are_exact_under_many_more_schedules() -> None:
-    for seed in range(500, 3000):
-        run_chain_seed(seed)
-        run_chain_round_seed(seed)
+    monkeypatch.setitem(KINDS, kind, KINDS[kind]._replace(run=fail))
+    with pytest.raises(Violation, match=rf"seed 17: .*planted; replay: python -m tests.sim {kind} 17$"):
+        run_seed(kind, 17)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("block", range(10))
-def test_chains_are_exact_under_very_many_schedules(block: int) -> None:
-    for seed in range((block + 1) * 10_000, (block + 2) * 10_000):
-        run_chain_seed(seed)
-        run_chain_round_seed(seed)
-        run_chain_bounded_seed(seed)
+@pytest.mark.parametrize("kind", KINDS)
+def test_very_many_schedules_are_right(kind: str, block: int) -> None:
+    for seed in range((block + 1) * SOAKED, (block + 2) * SOAKED):
+        run_seed(kind, seed)
+
+
+@pytest.mark.parametrize("hard", ["duplicates", "applied_unacked", "fenced_frames", "blocked"])
+def test_schedules_reach_the_hard_cases(hard: str, runs: Runs) -> None:
+    """A simulator that meets no trouble proves nothing."""
+    assert sum(getattr(run, hard) for run in runs("pushes")[:200]) >= 20
+
+
+def test_rounds_are_closed_over_chains_and_without(runs: Runs) -> None:
+    for kind in ("rounds", "chain-rounds"):
+        assert sum(commits for commits, _ in runs(kind)) > 5 * len(runs(kind))
+    assert sum(attempts for _, attempts in runs("rounds")) > 10 * len(runs("rounds"))
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_somebody_is_as_far_ahead_as_the_bound_allows(bound: int, runs: Runs) -> None:
+    assert max(runs(f"ssp:{bound}")) == bound
+
+
+def test_chains_lose_servers(runs: Runs) -> None:
+    assert sum(kills for _, kills in runs("chains")) > 200
+
+
+def test_something_is_lost_where_it_may_be(runs: Runs) -> None:
+    assert sum(runs("weak")) > 100
+    assert sum(pushes for _, pushes in runs("reload")) > 500
+    assert sum(servers for servers, _ in runs("reload")) > 100
+
+
+def test_journals_are_torn_and_refuse(runs: Runs) -> None:
+    assert min(sum(each) for each in zip(*runs("journal"), strict=True)) > 100
+
+
+@pytest.mark.parametrize("hard", ["saved", "failed", "crashes", "fell_back", "deltas"])
+def test_disks_are_bad_enough(hard: str, runs: Runs) -> None:
+    assert sum(getattr(run, hard) for run in runs("checkpoints")) >= len(runs("checkpoints")) / 4
 
 
 def _placement(version: int) -> _core.Placement:
@@ -137,31 +153,10 @@ def test_whoever_is_let_go_on_learns_the_placement_first() -> None:
     assert workers[0].code(early) == 0
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("block", range(10))
-def test_many_more_schedules_are_exact(block: int) -> None:
-    for seed in range((block + 1) * 50_000, (block + 2) * 50_000):
-        run_seed(seed)
+def test_a_client_with_more_pushes_than_its_window_waits_and_finishes(runs: Runs) -> None:
+    assert min(run.pushes for run in runs("pushes")[: 10 * BURST_EVERY : BURST_EVERY]) > 256
 
 
-def test_a_seed_replays_exactly() -> None:
-    for seed in range(50):
-        assert make_plan(seed) == make_plan(seed)
-        assert run_seed(seed) == run_seed(seed)
-
-
-@pytest.mark.parametrize("hard", ["duplicates", "applied_unacked", "fenced_frames", "blocked"])
-def test_schedules_reach_the_hard_cases(hard: str) -> None:
-    """A simulator that meets no trouble proves nothing."""
-    summaries = [run_seed(seed) for seed in range(200)]
-    assert total(summaries, hard) >= 20
-
-
-def test_a_client_with_more_pushes_than_its_window_waits_and_finishes() -> None:
-    for seed in range(0, 10 * BURST_EVERY, BURST_EVERY):
-        assert run_seed(seed).pushes > 256
-
-
-def test_everything_ends_soon_after_the_last_fault() -> None:
-    plans = [make_plan(seed) for seed in range(100)]
-    assert max(run_seed(plan.seed).virtual_ms - plan.quiet_after for plan in plans) < LIVENESS_MS / 10
+def test_everything_ends_soon_after_the_last_fault(runs: Runs) -> None:
+    after = [run.virtual_ms - make_plan(seed).quiet_after for seed, run in enumerate(runs("pushes")[:100])]
+    assert max(after) < LIVENESS_MS / 10

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from contextlib import suppress
 from typing import Any, cast
 
 from shoal.checkpoint import manifest as manifest_
 from shoal.checkpoint import shards, states
 from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.place import Place
-from shoal.errors import BadInput, Mismatch, Refused, Timeout, Unavailable
+from shoal.errors import BadInput, Mismatch, Refused, ShoalError, Timeout, Unavailable
 from shoal.store.catalogue import TableEntry, TableRequest
 from shoal.store.client import Client
 from shoal.store.connect import RemoteDirectory
@@ -47,27 +48,51 @@ def save(
     """
     place = Place(url)
     name = manifest_.new_name(place)
+    try:
+        _save(client, place, name, timeout_s, base, call_s, left, needs)
+    except ShoalError:
+        # On a disk that is full the rest would be in the way of the next one.
+        with suppress(Unavailable):
+            place.remove(name)
+        raise
+    return name
+
+
+def _save(
+    client: Client,
+    place: Place,
+    name: str,
+    timeout_s: float,
+    base: str | None,
+    call_s: float,
+    left: Place | None,
+    needs: bool,
+) -> None:
     directory: Any = client._directory
     parts: tuple[PartInfo, ...]
     clocks: tuple[int, ...]
     if isinstance(directory, RemoteDirectory):
         _check_shared(place)
-        request = SaveStore(url=url, name=name, base=base, wait_s=timeout_s, call_s=call_s)
+        request = SaveStore(url=place.url, name=name, base=base, wait_s=timeout_s, call_s=call_s)
         saved = directory.order(request, StoreSaved, timeout_s)
         parts, clocks, count, workers = saved.parts, saved.clocks, saved.shards, saved.workers
     else:
         count = client._session.core.shards
-        with directory.calling(url, name, call_s):
+        with directory.calling(place.url, name, call_s):
             saving, workers = _cut(client, timeout_s)
         since = None if base is None else manifest_.find(place, base)
         part = saving.write(place, name, 0, since)
         parts, clocks = () if part is None else (part,), tuple(saving.clocks)
     if not parts:
-        raise Refused(f"checkpoint {url}/{base} is of another life of this store: rows were loaded since")
+        raise Refused(
+            f"checkpoint {place.url}/{base} is of another life of this store: rows were loaded since"
+        )
     added = states.collect(place, name, workers, clocks, call_s, left) if call_s > 0 else ()
     if needs and added and not any(state.bytes for state in added):
         reasons = "; ".join(f"worker {state.rank}: {state.why}" for state in added)
-        raise Unavailable(f"{url}: the model lies on the workers, and none has added its state: {reasons}")
+        raise Unavailable(
+            f"{place.url}: the model lies on the workers, and none has added its state: {reasons}"
+        )
     written = Manifest(
         name=name,
         time=time.time(),
@@ -79,7 +104,6 @@ def save(
         workers=added,
     )
     manifest_.write(place, written)
-    return name
 
 
 def load(client: Client, url: str, timeout_s: float, *, resume: bool = False) -> str:
@@ -97,8 +121,8 @@ def load(client: Client, url: str, timeout_s: float, *, resume: bool = False) ->
         try:
             return _load(client, place, manifest_.find(place, each), timeout_s, resume)
         except Refused as error:
-            reasons.append(str(error))
-            _log.warning("%s; trying the one before", error)
+            reasons.append(f"{each}: {error}")  # which may be of one that it is based on
+            _log.warning("%s; trying the one before", reasons[-1])
     raise Refused(f"no checkpoint at {place.url} can be loaded: " + "; ".join(reasons[:_SHOWN_MAX]))
 
 

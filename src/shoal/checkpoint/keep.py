@@ -5,8 +5,8 @@
 It joins the cluster of SHOAL_ADDRESS and saves every so many seconds, with the state of the workers (of those
 that have left the job what they put into DIRECTORY): the whole store at first, then only
 what changed, and the whole again when that has become as large. The newest two that stand by themselves are
-kept, with what is based on them, and the one that the job went on from. A line on stdin asks for a last one;
-the end of stdin ends it at once.
+kept (four until it has made two), with what is based on them, and the one that the job went on from. A line
+on stdin asks for a last one; the end of stdin ends it at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.checkpoint import manifest as manifest_
 from shoal.checkpoint.client import CALL_S, save
 from shoal.checkpoint.place import Place
 from shoal.config import read_environment
-from shoal.errors import Refused, ShoalError
+from shoal.errors import Refused, ShoalError, Unavailable
 from shoal.store.client import Client
 from shoal.store.connect import connect
 from shoal.store.messages import AttendCut
@@ -33,6 +33,7 @@ __all__ = ["Keeper", "main"]
 _log = logging.getLogger("shoal.checkpoint")
 _SAVE_S = 3600.0
 _WHOLE_KEPT = 2
+_FOUND_KEPT = 4  # while some were there before: nobody has read those since, and they may be damaged
 
 
 class Keeper:
@@ -43,6 +44,7 @@ class Keeper:
         self._left, self._needs = left, needs
         self._place = Place(url)
         self._base: str | None = None
+        self._made: set[str] = set()  # the whole ones
         self._whole_bytes = 0
         self._bytes_since = 0
 
@@ -59,6 +61,7 @@ class Keeper:
             name = self._save(None)
         written = manifest_.find(self._place, name)
         if base is None:
+            self._made.add(name)
             self._whole_bytes, self._bytes_since = written.bytes, 0
         else:
             self._bytes_since += written.bytes
@@ -76,17 +79,22 @@ class Keeper:
         return save(self._client, url, _SAVE_S, base, call_s=CALL_S, left=self._left, needs=needs)
 
     def _remove_old(self) -> None:
-        """What is older than the last two that stand by themselves; also what was broken off before them."""
+        """What is older than the last that stand by themselves; also what was broken off before them."""
         names = manifest_.names(self._place)
         whole = [name for name in names if self._stands(name)]
-        if len(whole) < _WHOLE_KEPT:
+        kept = _WHOLE_KEPT if self._made.issuperset(whole[-_WHOLE_KEPT:]) else _FOUND_KEPT
+        if len(whole) < kept:
             return
         # Workers that are still starting take their state from the one that the job went on from.
         news = cast(Any, self._client._directory).attend(AttendCut(rank=0, here=False))
-        for name in names[: names.index(whole[-_WHOLE_KEPT])]:
-            if not news.restored.endswith(f"/{name}"):
-                _log.info("removing %s", name)
+        for name in names[: names.index(whole[-kept])]:
+            if news.restored.endswith(f"/{name}"):
+                continue
+            _log.info("removing %s", name)
+            try:
                 self._place.remove(name)
+            except Unavailable as error:
+                _log.warning("%s", error)  # another time
 
     def _stands(self, name: str) -> bool:
         try:

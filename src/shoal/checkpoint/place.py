@@ -58,23 +58,7 @@ class Place:
                     self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
                 self._fs.pipe_file(self._path(name), data)
                 return
-            path = Path(self._path(name))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            half = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-            try:
-                with half.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                half.replace(path)
-            except BaseException:
-                half.unlink(missing_ok=True)
-                raise
-            directory = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            _write_local(Path(self._path(name)), data)
 
     def read(self, name: str) -> bytes:
         """The file's bytes; Unavailable if there is none, or it cannot be read."""
@@ -100,6 +84,41 @@ class Place:
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/")
+
+
+def _write_local(path: Path, data: bytes) -> None:
+    _make_directory(path.parent)
+    half = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with half.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        half.replace(path)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def _make_directory(path: Path) -> None:
+    """It outlives a crash only if its entry in the one above is durable, too."""
+    if not path.is_dir():
+        _make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        try:
+            _sync_directory(path.parent)
+        except OSError:
+            path.rmdir()  # or the next one would take it for durable
+            raise
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 class _said:  # noqa: N801

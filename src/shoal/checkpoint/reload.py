@@ -50,8 +50,8 @@ def reload(control: ControlClient, url: str, lost: Collection[int], together: bo
             control.ask(request, Done, _RELOAD_S)
             return manifest
         except Refused as error:
-            reasons.append(str(error))
-            _log.warning("%s; trying the one before", error)
+            reasons.append(f"{name}: {error}")
+            _log.warning("%s; trying the one before", reasons[-1])
     raise BadInput("; ".join(reasons) or f"there is no checkpoint at {url} yet")
 
 

@@ -6,6 +6,7 @@ with what they had been acknowledged beyond it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -22,14 +23,15 @@ class Losses:
 
     def __init__(self) -> None:
         self._number = 0  # of the last takeover
-        self._takeovers: dict[int, tuple[int, Takeover]] = {}  # the last of each shard
+        # Every one, in order: versions of a shard begin anew with each, so none stands for the one before.
+        self._takeovers: deque[tuple[int, Takeover]] = deque(maxlen=_LOST_MAX)
         self._lost: dict[tuple[int, int, int], Lost] = {}  # by shard, term and client, which may say it again
 
     def hear(self, request: WatchPlacement) -> None:
         """Take what a server or a client says."""
         for one in request.takeovers:
             self._number += 1
-            self._takeovers[one.shard] = self._number, one
+            self._takeovers.append((self._number, one))
         self._lost |= {(one.shard, one.term, one.client): one for one in request.lost}
         while len(self._lost) > _LOST_MAX:
             del self._lost[next(iter(self._lost))]
@@ -37,7 +39,7 @@ class Losses:
     def news(self, request: WatchPlacement, life: int) -> tuple[int, tuple[Takeover, ...]]:
         """The number of the last takeover, and those that a client has not heard of."""
         heard = request.heard if request.life == life else 0
-        new = (one for number, one in self._takeovers.values() if number > heard)
+        new = (one for number, one in self._takeovers if number > heard)
         return self._number, tuple(new) if request.server is None else ()
 
     def by_shard(self) -> tuple[Lost, ...]:

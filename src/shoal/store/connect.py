@@ -204,8 +204,10 @@ def connect(
     if name is not None:
         check_name("name", name)
     if address == _MEMORY:
-        with _mapped(address):
+        try:
             core = _core.Client.embedded()
+        except _core.CoreError as error:
+            raise from_core(error, address) from None
         return Client(Session(core, address, chosen, name), _LocalDirectory())
     return _join(Address.parse(address), environment.find_token(token), name, chosen)
 
@@ -279,11 +281,3 @@ def _connect_core(
             if not isinstance(failure, Unavailable) or time.monotonic() + _AGAIN_S >= end:
                 raise failure from None
         time.sleep(_AGAIN_S)
-
-
-@contextmanager
-def _mapped(where: str) -> Iterator[None]:
-    try:
-        yield
-    except _core.CoreError as error:
-        raise from_core(error, where) from None

@@ -1,0 +1,141 @@
+"""Deliberate bugs in Python, put in place of what is right; those of the core are compiled into its build.
+
+A process that hunts switches one on and ends: nothing is ever put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shoal import _core
+from shoal.checkpoint import keep, manifest, place, shards
+from shoal.fleet import losses, sqlite_journal
+
+HEAD_BYTES = 64  # of a shard's image, before the records
+
+
+def manifest_first() -> None:
+    """The manifest is written before the parts that it lists."""
+    write = place.Place.write
+
+    def hurried(self: place.Place, name: str, data: bytes) -> None:
+        waiting = self.__dict__.setdefault("_waiting", [])
+        waiting.append((name, data))
+        if name.endswith(manifest.MANIFEST):
+            for each in (waiting.pop(), *waiting):
+                write(self, *each)
+            waiting.clear()
+
+    place.Place.write = hurried  # type: ignore[method-assign]
+
+
+def delta_of_unsaved() -> None:
+    """A delta has what changed since the last cut, whether or not that one was ever whole."""
+    since, last = shards.Saving._since, {}
+
+    def remembered(self: shards.Saving, at: place.Place, base: Any) -> dict[int, int] | None:
+        found = since(self, at, base)
+        if found:
+            found |= last.get(self._life, {})
+        last[self._life] = self._versions()
+        return found
+
+    shards.Saving._since = remembered  # type: ignore[method-assign]
+
+
+def checksums_off() -> None:
+    """What is read is taken for what was written."""
+
+    def believing(at: place.Place, name: str, _sha256: str) -> bytes:
+        return at.read(name)
+
+    manifest.read_checked = shards.read_checked = believing  # type: ignore[attr-defined]
+
+
+def names_not_synced() -> None:
+    """A file's bytes are made durable, its name is not."""
+    place._sync_directory = lambda _path: None
+
+
+def new_directory_not_synced() -> None:
+    """As long as only names of files are: a directory that was just made is not there after a crash."""
+
+    def make(path: Any) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    place._make_directory = make
+
+
+def one_whole_kept() -> None:
+    """The one before goes when the next is there."""
+    keep._WHOLE_KEPT = keep._FOUND_KEPT = 1
+
+
+def heads_not_loaded() -> None:
+    """Rows come back without the dedupe records that belong to them."""
+    shards._load_heads = lambda *_: None
+
+
+def records_beyond_cut() -> None:
+    """A server that goes back to a checkpoint keeps its dedupe records, of pushes that came since."""
+    load_heads = shards._load_heads
+
+    def keep_records(store: _core.Store, tensors: dict[str, Any], mine: set[int], clocks: Any) -> None:
+        for shard in mine:
+            image, head = store.begin_image(shard)
+            store.end_image(shard, image)
+            cut = tensors.get(f"{shard}/head")
+            if cut is not None and any(head[HEAD_BYTES : HEAD_BYTES + 8]):
+                kept = cut[:HEAD_BYTES].tobytes() + head[HEAD_BYTES:]
+                tensors[f"{shard}/head"] = np.frombuffer(kept, np.uint8)
+        load_heads(store, tensors, mine, clocks)
+
+    shards._load_heads = keep_records
+
+
+def last_takeover_only() -> None:
+    """Clients hear only of the last server that took a shard over, not of those between."""
+    news = losses.Losses.news
+
+    def last(self: losses.Losses, request: Any, life: int) -> tuple[int, tuple[Any, ...]]:
+        number, takeovers = news(self, request, life)
+        return number, tuple({one.shard: one for one in takeovers}.values())
+
+    losses.Losses.news = last  # type: ignore[method-assign]
+
+
+def batch_in_pieces() -> None:
+    """Decisions that belong together are made durable one by one."""
+    append = sqlite_journal.SqliteJournal.append
+
+    def piecemeal(self: sqlite_journal.SqliteJournal, decisions: Any) -> None:
+        for decision in decisions:
+            append(self, [decision])
+
+    sqlite_journal.SqliteJournal.append = piecemeal  # type: ignore[method-assign]
+
+
+LOSS_MUTANTS = (records_beyond_cut, last_takeover_only)
+CHECKPOINT_MUTANTS = (
+    manifest_first,
+    delta_of_unsaved,
+    checksums_off,
+    names_not_synced,
+    new_directory_not_synced,
+    one_whole_kept,
+    heads_not_loaded,
+)
+PYTHON_MUTANTS: dict[str, Callable[[], None]] = {
+    each.__name__: each for each in (*CHECKPOINT_MUTANTS, *LOSS_MUTANTS, batch_in_pieces)
+}
+
+
+def switch_on(name: str) -> None:
+    """One of these, or of those that were compiled in."""
+    if name in PYTHON_MUTANTS:
+        PYTHON_MUTANTS[name]()
+    else:
+        _core.protocol.set_mutant(name)
