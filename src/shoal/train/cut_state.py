@@ -47,7 +47,7 @@ def _state(worker: Worker) -> dict[str, Any]:
         "word": str(worker.policy),
         "random": random_state(),
         "buffers": worker.fixed.named,
-        "made": [worker.steps_made, worker.samples, worker.schedules.due()],
+        "made": [worker.steps_made, worker.schedules.due()],
         "stepped": worker.strategy.state(),
     }
 

@@ -36,8 +36,8 @@ class TakenBack:
         self._checkpoint = checkpoint
         self.word: str = state["word"]
         self.own = own
-        steps, samples, schedules = state["made"]
-        self.made = (steps, samples, Schedules(schedules))
+        steps, schedules = state["made"]
+        self.made = (steps, Schedules(schedules))
         self._state = state
 
     def values(self, stepped: Sequence[Stepped], since: int) -> None:

@@ -119,7 +119,8 @@ class Worker:
         pace = self.step / before.clock if before.clock else 1.0
         self.schedules = Schedules([round(moved * pace) for moved in before.schedules])
         if self.taken_back is not None and self.taken_back.own:
-            self.steps_made, self.samples, self.schedules = self.taken_back.made
+            self.steps_made, self.schedules = self.taken_back.made
+        self._steps_before = self.steps_made - before.step  # of the job before: not told of by this one
         self._staleness_at = monotonic()
         self.lives = Lives(self)
 
@@ -413,7 +414,8 @@ class Worker:
     def goes_on(self, step: int, clock: int | None = None) -> None:
         """Others are waited for no more: this worker is at `step`."""
         self.step, self.clock = step, step if clock is None else clock
-        known: dict[str, Any] = {"step": self.steps_made, "clock": step, "samples": int(self.samples)}
+        made = self.steps_made - self._steps_before
+        known: dict[str, Any] = {"step": made, "clock": step, "samples": int(self.samples)}
         now = monotonic()
         if self.job is not None and now >= self._staleness_at + _STALENESS_EVERY_S:
             self._staleness_at = now
