@@ -31,8 +31,8 @@ help: ## this list
 demo: install build/data/.fetched ## train a recommender on MovieLens-100k: plain torch, Shoal, and Shoal with kills
 	$(BIN)/python examples/demo.py
 
-test: install build/data/.fetched ctest mutants ## install what tests need and run them all
-	$(PYTEST) --ignore tests/sim/test_mutants.py
+test: install build/data/.fetched ctest build/mutants/.built ## install what tests need and run them all
+	scripts/run_tests
 
 check: $(VENV)/.deps ## lint, types, format, tidy (no C++ build, under a minute)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
@@ -97,9 +97,12 @@ ctest: $(VENV)/.shoal
 	$(CMAKE) --build $(PACKAGE)
 	$(CTEST) --test-dir $(PACKAGE)
 
-mutants: $(VENV)/.shoal ## the tests of the tests: deliberate bugs compiled in, and found
-	scripts/build_tree mutants -DSHOAL_MUTANTS=ON -DSHOAL_BINDINGS=ON
+mutants: build/mutants/.built ## the tests of the tests: deliberate bugs compiled in, and found
 	$(PYTEST) tests/sim/test_mutants.py
+
+build/mutants/.built: $(VENV)/.shoal $(CPP)
+	scripts/build_tree mutants -DSHOAL_MUTANTS=ON -DSHOAL_BINDINGS=ON
+	@touch $@
 
 asan: $(VENV)/.shoal
 	scripts/build_tree asan -DSHOAL_SANITIZE=address,undefined -DSHOAL_TESTS=ON -DSHOAL_BINDINGS=ON

@@ -262,8 +262,8 @@ def test_servers_go_on_and_register_again_after_the_coordinator_was_killed(tmp_p
         assert client.table("t").pull([1]).tolist() == [[-1]]
 
 
-def test_starting_takes_a_moment_only(record_property) -> None:
+def test_starting_takes_a_moment_only() -> None:
     began = time.monotonic()
     with shoal.LocalCluster():
-        record_property("start_s", time.monotonic() - began)
+        pass
     assert time.monotonic() - began < 15

@@ -100,9 +100,7 @@ def whole(cluster: shoal.LocalCluster, gone: int) -> bool:
     return evicted == gone and now.degraded == 0 and now.filling == 0
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 20))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 20))])
 def test_any_server_may_be_killed_and_nothing_acknowledged_is_lost(seed: int) -> None:
     rng = np.random.default_rng(seed)
     with shoal.LocalCluster(servers=4, replicas=1) as cluster, pushing(cluster) as pushers:

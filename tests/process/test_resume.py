@@ -22,7 +22,8 @@ def steps(url: Path) -> int:
     return max(manifest_.latest(Place(str(url))).clocks, default=0)
 
 
-@pytest.mark.parametrize("sync", ["allreduce", pytest.param("bsp", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("sync", ["allreduce", "bsp"])
 def test_a_killed_job_ends_with_the_same_bits(tmp_path: Path, sync: str) -> None:
     url, let_alone, killed = tmp_path / "ckpt", Jobs(tmp_path / "a"), Jobs(tmp_path / "b")
     saves = ["--sync", sync, "--checkpoint", str(url), "--every", "0.3s"]
