@@ -26,9 +26,11 @@ class World:
         for decision in journal:
             self.coordinator.restore(decision)
         self.done(self.coordinator.begin())
-        if not journal:
-            server = m.RegisterServer(identity="a", pid=1, host="h", port=1, unix_path="", shards=4)
-            self.done(self.coordinator.handle(1000, server, 0.0))
+        self.register(max(now, 0.0))
+
+    def register(self, now: float) -> None:
+        server = m.RegisterServer(identity="a", pid=1, host="h", port=1, unix_path="", shards=4)
+        self.done(self.coordinator.handle(1000, server, now))
 
     def done(self, outcome: Outcome) -> Outcome:
         self.journal += outcome.decisions
@@ -106,3 +108,13 @@ def test_who_was_evicted_may_come_back_unless_another_has_its_place() -> None:
     refused = world.joins("worker-1", 3.0, instead_of=1)  # of that process another has taken over
     assert isinstance(refused, m.Failure)
     assert "another process has its place (incarnation 3; this was 1)" in refused.message
+
+
+def test_nobody_is_evicted_while_a_shard_has_no_server() -> None:
+    world = World()
+    worker(world)
+    world.done(world.coordinator.closed(1000, 1.0))
+    assert world.evicts(2 * LEASE_S) == []
+    assert (world.coordinator.next_deadline() or 0.0) > 2 * LEASE_S  # looked at again, not at once
+    world.register(2 * LEASE_S)
+    assert world.evicts(3 * LEASE_S) == [("worker-1", 2)]

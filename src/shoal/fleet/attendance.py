@@ -46,6 +46,10 @@ class Attendance:
         """The coordinator itself stood still for so long."""
         self._until = {c: (client, until + seconds) for c, (client, until) in self._until.items()}
 
+    def waits_until(self, time: float) -> None:
+        """Nobody's time is over before."""
+        self._until = {c: (client, max(until, time)) for c, (client, until) in self._until.items()}
+
     def missing(self, now: float) -> list[str]:
         """The names of those whose time is over."""
         return [client.name for client, until in self._until.values() if until <= now and client.name]

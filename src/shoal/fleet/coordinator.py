@@ -12,8 +12,7 @@ What it decides:
    hold copies; what it says afterwards is not heard;
 3. clients get an id and an incarnation, by `shoal.fleet.grants`. Before the placement exists they wait, up
    to their own deadline. A worker that is not heard of for a lease is evicted;
-4. tables and tensors, by `shoal.store.catalogue`;
-5. checkpoints, by `shoal.fleet.cuts`.
+4. tables and tensors, by `shoal.store.catalogue`; checkpoints, by `shoal.fleet.cuts`.
 """
 
 from __future__ import annotations
@@ -183,6 +182,8 @@ class Coordinator:
                 if index in self._heard:  # it alone has a shard: perhaps it only sleeps
                     self._heard[index] = now
         self._tell_watchers(outcome, [w for w in self._watching if w.until <= now])
+        if self._placer.lost(self._roster.away):  # nobody's leave could be taken; or workers begin again
+            self._attendance.waits_until(now + LEASE_S)
         for name in self._attendance.missing(now):
             outcome.evictions.append((name, self._grant(name, now, outcome, "evicting")))
         return outcome
@@ -406,6 +407,7 @@ class Coordinator:
             why = f"its process has ended; its shards were reloaded from {request.name}"
             self._decide(outcome, ServerGone(index=index, why=why))
         self._decide(outcome, self._placer.adopted(request.lost, self._adopting, request.together))
+        self._attendance = Attendance() if request.together else self._attendance  # all begin again
         outcome.replies.append((peer, m.Done()))
         self._changed(outcome)
 
@@ -464,7 +466,7 @@ class Coordinator:
     def _changed(self, outcome: Outcome) -> None:
         """Plan what is to be done by the state of now, and tell everybody who watches."""
         # While a shard has no server nothing is moved: who takes it then may be the one that has least.
-        if not self._placer.lost(self._roster.up - self._roster.peers.keys()):
+        if not self._placer.lost(self._roster.away):
             self._placer.plan(self._roster.up, self._roster.leaving, self._shard_costs)
         for index in sorted(self._roster.leaving - self._placer.members() - self._placer.first_to_know):
             if not any(fill.target == index for fill in self._placer.fills.values()):

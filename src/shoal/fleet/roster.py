@@ -26,6 +26,11 @@ class Roster:
         return self.servers.keys() - self.gone.keys()
 
     @property
+    def away(self) -> set[int]:
+        """Those of them that are not connected."""
+        return self.up - self.peers.keys()
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Those that the cluster was to begin with, and that have not come."""
         return tuple(index for index in range(self._options.servers) if index not in self.servers)
