@@ -194,6 +194,7 @@ class Noisy(torch.utils.data.Dataset[torch.Tensor]):
         return 8
 
 
+@pytest.mark.gloo
 def test_fetching_processes_of_different_workers_do_not_augment_alike() -> None:
     drawn = [
         torch.cat(list(ShardedLoader(DataLoader(Noisy(), 4, num_workers=1, generator=fresh(3)), rank, 2)))
@@ -252,7 +253,7 @@ def test_an_empty_part_is_told_and_yields_no_batch() -> None:
     assert recorder.units == [(0, 2, 1), (0, 5, 1), (0, 8, 0)]
 
 
-@pytest.mark.parametrize("fetching", [0, 2])
+@pytest.mark.parametrize("fetching", [0, pytest.param(2, marks=pytest.mark.gloo)])
 def test_fewer_samples_than_workers_leave_some_abstaining(fetching: int) -> None:
     told = []
     for rank in range(4):
@@ -262,7 +263,7 @@ def test_fewer_samples_than_workers_leave_some_abstaining(fetching: int) -> None
     assert told == [(0, 0, 1), (0, 1, 1), (0, 2, 0), (0, 3, 0)]
 
 
-@pytest.mark.parametrize("fetching", [0, 2])
+@pytest.mark.parametrize("fetching", [0, pytest.param(2, marks=pytest.mark.gloo)])
 def test_empty_parts_keep_their_place_in_the_order(fetching: int) -> None:
     loader = DataLoader(range(20), batch_sampler=[[1], [2, 3], [4], [5], [6, 7], [8]], num_workers=fetching)
     recorder = Recorder()

@@ -85,8 +85,11 @@ def one_worker() -> Any:
 SEEDS = pytest.mark.parametrize("seed", [3, None])
 FETCHING = pytest.mark.parametrize(
     "options",
-    [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}],
-    ids=["0", "2", "stay"],
+    [
+        pytest.param({}, id="0"),
+        pytest.param({"num_workers": 2}, id="2", marks=pytest.mark.gloo),
+        pytest.param({"num_workers": 2, "persistent_workers": True}, id="stay", marks=pytest.mark.gloo),
+    ],
 )
 
 
@@ -182,6 +185,7 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 @SEEDS
+@pytest.mark.gloo
 def test_streams_are_resumed_by_reading_over_what_was_done(seed: int | None) -> None:
     def build() -> ShardedLoader:
         generator = None if seed is None else torch.Generator().manual_seed(seed)
