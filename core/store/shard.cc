@@ -143,25 +143,25 @@ Status Shard::check(const PushPart& part) {
   return {};
 }
 
-// Gives birth to what the part will touch: whatever can fail, fails before anything is stepped. The only
-// part of a push need not be prepared where its table does the same by itself.
-bool Shard::prepare(const PushPart& part, bool only_part) {
+// Gives birth to what the part will touch: whatever can fail, fails before anything is stepped.
+bool Shard::prepare(const PushPart& part) {
   Entry& entry = *find(part.table);
-  if (auto* table = std::get_if<TableRows>(&entry.rows))
-    return only_part || table->prepare(part.keys, part.codec);
+  if (auto* table = std::get_if<TableRows>(&entry.rows)) return table->prepare(part.keys, part.codec);
   auto& pieces = std::get<DensePieces>(entry.rows);
   return std::all_of(part.keys.begin(), part.keys.end(),
                      [&](int64_t key) { return pieces.prepare(key, part.codec); });
 }
 
-bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step) {
+// `last`: no other part of the same table was prepared since.
+bool Shard::apply(const PushPart& part, uint64_t version, uint64_t step, bool last) {
   Entry& entry = *find(part.table);
   float lr = std::isnan(part.lr) ? entry.spec().optimizer.lr : part.lr;
   lr /= staleness_divisor(part.by_staleness, part.version_read, version);
   if (auto* table = std::get_if<TableRows>(&entry.rows)) {
-    return part.mode == PushMode::assign
-               ? table->assign(part.keys, part.values.data(), version, step)
-               : table->push(part.keys, part.codec, part.values.data(), lr, version, step);
+    if (part.mode == PushMode::assign) return table->assign(part.keys, part.values.data(), version, step);
+    if (!last) return table->push(part.keys, part.codec, part.values.data(), lr, version, step);
+    table->push_prepared(part.keys.size(), part.codec, part.values.data(), lr, version, step);
+    return true;
   }
   auto& pieces = std::get<DensePieces>(entry.rows);
   const std::byte* values = part.values.data();
@@ -215,10 +215,12 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   for (const PushPart& part : parts)
     if (ack.status = check(part); !ack.status.ok()) return ack;
   if (identity != nullptr) dedupe_.make_room(*identity);
-  bool whole = std::all_of(parts.begin(), parts.end(),
-                           [&](const PushPart& part) { return prepare(part, parts.size() == 1); });
+  bool whole =
+      std::all_of(parts.begin(), parts.end(), [&](const PushPart& part) { return prepare(part); });
+  const auto not_after = [](const PushPart& a, const PushPart& b) { return a.table >= b.table; };
+  const bool each_once = std::adjacent_find(parts.begin(), parts.end(), not_after) == parts.end();
   const uint64_t version = more ? version_ : version_ + 1;
-  for (const PushPart& part : parts) whole = whole && apply(part, version, step);
+  for (const PushPart& part : parts) whole = whole && apply(part, version, step, each_once);
   if (!whole) {
     ack.status = out_of_memory();
     return ack;
@@ -255,21 +257,23 @@ Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, 
   return logged(std::move(ack));
 }
 
-bool Shard::apply(const Staging::Sum& sum, uint64_t step) {
+// All that can fail was prepared, and each table is in one sum.
+void Shard::apply(const Staging::Sum& sum, uint64_t step) {
   Entry& entry = *find(sum.table);
   const float lr = std::isnan(sum.lr) ? entry.spec().optimizer.lr : sum.lr;
   ++entry.pushes;
   floats_moved_ += sum.keys.size() * sum.stride;
   if (auto* table = std::get_if<TableRows>(&entry.rows)) {
     const auto* rows = reinterpret_cast<const std::byte*>(sum.rows);
-    return table->push(sum.keys, Codec::fp32, rows, lr, version_, step);
+    table->push_prepared(sum.keys.size(), Codec::fp32, rows, lr, version_, step);
+    return;
   }
   auto& pieces = std::get<DensePieces>(entry.rows);
   for (size_t i = 0; i < sum.keys.size(); ++i) {
     const auto* row = reinterpret_cast<const std::byte*>(sum.rows + i * sum.stride);
-    if (!pieces.push(sum.keys[i], Codec::fp32, row, lr, version_)) return false;
+    [[maybe_unused]] const bool pushed = pieces.push(sum.keys[i], Codec::fp32, row, lr, version_);
+    assert(pushed);
   }
-  return true;
 }
 
 Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
@@ -284,7 +288,7 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
   }
   std::vector<Staging::Sum>& sums = staging_.sums(commit, version_ + 1);
   for (const Staging::Sum& sum : sums) {
-    if (!prepare({.table = sum.table, .keys = sum.keys}, false)) {
+    if (!prepare({.table = sum.table, .keys = sum.keys})) {
       ack.status = out_of_memory();
       return ack;
     }
@@ -297,8 +301,7 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
     const size_t floats = sum.keys.size() * sum.stride;
     for (size_t i = 0; i < floats && commit.scale != 1.0f; ++i) sum.rows[i] *= commit.scale;
     if (!std::isnan(commit.lr)) sum.lr = commit.lr;
-    [[maybe_unused]] const bool applied = apply(sum, step);
-    assert(applied);  // all that can fail was prepared
+    apply(sum, step);
   }
   staging_.finish(commit, version_, staleness_);
   committed_ = commit.seq;

@@ -167,10 +167,10 @@ class Shard {
   Ack logged(Ack ack);
   bool is_fresh(const PushIdentity& identity, Ack& ack) const;
   Status check(const PushPart& part);
-  bool prepare(const PushPart& part, bool only_part);
-  bool apply(const PushPart& part, uint64_t version, uint64_t step);
+  bool prepare(const PushPart& part);
+  bool apply(const PushPart& part, uint64_t version, uint64_t step, bool last);
   void note_norm(const Commit& commit, std::span<const Staging::Sum> sums);
-  bool apply(const Staging::Sum& sum, uint64_t step);
+  void apply(const Staging::Sum& sum, uint64_t step);
   Entry* find(uint32_t table);
   Status unknown(uint32_t table) const;
   Status out_of_memory() const;

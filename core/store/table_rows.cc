@@ -146,11 +146,17 @@ bool TableRows::push(std::span<const int64_t> keys, Codec codec, const std::byte
                      uint64_t version, uint64_t step) {
   // Births first: they may run out of memory, and a push is applied wholly or not at all.
   if (!prepare(keys, codec)) return false;
+  push_prepared(keys.size(), codec, grads, lr, version, step);
+  return true;
+}
+
+void TableRows::push_prepared(size_t keys, Codec codec, const std::byte* grads, float lr, uint64_t version,
+                              uint64_t step) {
   const size_t grad_bytes = encoded_bytes(codec, dim_);
   const size_t batch = batch_rows(dim_);
   std::array<float*, kBatch> rows;
-  for (size_t first = 0; first < keys.size(); first += batch) {
-    const size_t count = std::min(batch, keys.size() - first);
+  for (size_t first = 0; first < keys; first += batch) {
+    const size_t count = std::min(batch, keys - first);
     for (size_t i = 0; i < count; ++i) {
       rows[i] = row(slots_[first + i]);
       __builtin_prefetch(&meta(slots_[first + i]), 1);
@@ -164,7 +170,6 @@ bool TableRows::push(std::span<const int64_t> keys, Codec codec, const std::byte
     update_rows(spec_->optimizer, lr, std::span<float* const>(rows.data(), count), plain, dim_);
     for (size_t i = 0; i < count; ++i) touch(slots_[first + i], version, step);
   }
-  return true;
 }
 
 bool TableRows::assign(std::span<const int64_t> keys, const std::byte* values, uint64_t version,

@@ -59,6 +59,9 @@ class TableRows {
   // Gives birth to the rows that are absent: a push or assign of them in `codec` can then not fail. False
   // when memory is exhausted; rows that were born by then stay, with their initial values.
   bool prepare(std::span<const int64_t> keys, Codec codec);
+  // `push` of the keys that were prepared last, with nothing in between: they are not looked up again.
+  void push_prepared(size_t keys, Codec codec, const std::byte* grads, float lr, uint64_t version,
+                     uint64_t step);
   void trim();  // gives back the scratch of an exceptional push
 
   ScanPage scan(uint64_t cursor, size_t rows_max) const;
