@@ -22,6 +22,13 @@ std::shared_ptr<ServerState::Gate> ServerState::gate(uint64_t client) {
   return gate;
 }
 
+void ServerState::leave(uint64_t client, std::shared_ptr<Gate>& gate) {
+  const std::lock_guard lock(mutex_);
+  gate = nullptr;
+  const auto it = gates_.find(client);
+  if (it->second.use_count() == 1) gates_.erase(it);  // the shards remember which incarnations are fenced
+}
+
 void ServerState::place(uint32_t version, std::span<const ChainPlace> places) {
   const std::lock_guard lock(mutex_);
   placement = 0;  // what is asked while it changes is asked again
@@ -102,21 +109,19 @@ Session::Outcome Session::on_proof(const FrameView& frame, ReplySink& sink) {
       client_proof(server_.token, client_nonce_, server_nonce_, header.client, header.incarnation);
   if (!equal_constant_time(proof, expected))
     return refuse_and_close({Code::refused, "the token is wrong"}, sink);
-  gate_ = server_.gate(header.client);
+  client_ = header.client;
+  gate_ = server_.gate(client_);
   {
     const std::lock_guard lock(gate_->mutex);  // waits for a request that an older connection still runs
-    if (header.incarnation < gate_->incarnation && !SHOAL_MUTANT(accept_old_incarnation)) {
+    if (header.incarnation < server_.store.incarnation(client_) && !SHOAL_MUTANT(accept_old_incarnation)) {
       return refuse_and_close({Code::fenced, "incarnation " + std::to_string(header.incarnation) +
                                                  " of client " + std::to_string(header.client) +
                                                  " is fenced: a newer one of the same name has connected"},
                               sink);
     }
-    if (header.incarnation > gate_->incarnation || SHOAL_MUTANT(reconnect_forgets))
-      server_.store.fence(header.client, header.incarnation);
-    gate_->incarnation = header.incarnation;
+    server_.store.fence(client_, header.incarnation);
     gate_->session = number_;
   }
-  client_ = header.client;
   incarnation_ = header.incarnation;
   phase_ = Phase::open;
   ++server_.counters.connections;
@@ -178,7 +183,8 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
       return answer(frame, status, sink);
     }
     case Kind::goodbye:
-      // No connection of this incarnation is heard any more, so nobody will ask about its pushes.
+      // No connection of this incarnation is heard any more, so nobody will ask about its pushes. That those
+      // before it are fenced is kept.
       gate_->session = 0;
       server_.store.forget(client_, incarnation_);
       phase_ = Phase::closed;

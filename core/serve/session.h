@@ -91,15 +91,15 @@ class ServerState {
   // welcomed, no request of an older one can still write into the client's memory.
   struct Gate {
     std::mutex mutex;
-    uint64_t session = 0;      // the one that may run; guarded by mutex
-    uint32_t incarnation = 0;  // the newest seen; guarded by mutex
+    uint64_t session = 0;  // the one that may run; guarded by mutex
   };
   std::shared_ptr<Gate> gate(uint64_t client);
+  void leave(uint64_t client, std::shared_ptr<Gate>& gate);  // a session ends
   uint64_t next_session() { return ++sessions_; }
 
  private:
   std::mutex mutex_;
-  std::unordered_map<uint64_t, std::shared_ptr<Gate>> gates_;  // guarded by mutex_
+  std::unordered_map<uint64_t, std::shared_ptr<Gate>> gates_;  // of open sessions; guarded by mutex_
   std::vector<uint32_t> terms_;                                // of `place`, by shard; guarded by mutex_
   std::atomic<uint64_t> sessions_{0};
 };
@@ -115,6 +115,9 @@ class Session {
   // `mail` takes the answers to sync requests, which may come when another session is served.
   explicit Session(ServerState& server, std::shared_ptr<Mailbox> mail = nullptr)
       : server_(server), mail_(std::move(mail)), number_(server.next_session()) {}
+  ~Session() {
+    if (gate_ != nullptr) server_.leave(client_, gate_);
+  }
 
   // `descriptors`: file descriptors that came with the stream; taken from the front by `segment` frames.
   Outcome on_frame(const FrameView& frame, ReplySink& sink, std::vector<int>& descriptors);

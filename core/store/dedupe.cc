@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
+#include <utility>
 
 #include "base/mutants.h"
 #include "wire/pack.h"
@@ -34,8 +35,9 @@ void Dedupe::make_room(const PushIdentity& push) {
     record = Record{.incarnation = push.incarnation, .low = 0, .applied = {}};
   record.low = std::max(record.low, push.low);
   std::erase_if(record.applied, [&](const Applied& applied) { return applied.seq < record.low; });
-  if (record.applied.size() == record.applied.capacity())
-    record.applied.reserve(2 * record.applied.size() + 1);
+  const size_t size = record.applied.size();
+  if (size == record.applied.capacity())
+    record.applied.reserve(std::max<size_t>(size + 1, std::min<size_t>(2 * size, kOpenPushesMax)));
 }
 
 void Dedupe::record(const PushIdentity& push, uint64_t version) {
@@ -56,8 +58,18 @@ void Dedupe::fence(uint64_t client, uint32_t incarnation) {
 }
 
 void Dedupe::forget(uint64_t client, uint32_t incarnation) {
+  Record& record = records_[client];
+  if (record.incarnation > incarnation) return;
+  // The first incarnation has none before it that could come back.
+  if (incarnation <= 1)
+    records_.erase(client);
+  else
+    record = Record{.incarnation = incarnation, .low = 0, .applied = {}};
+}
+
+uint32_t Dedupe::incarnation(uint64_t client) const {
   const auto it = records_.find(client);
-  if (it != records_.end() && it->second.incarnation <= incarnation) records_.erase(it);
+  return it == records_.end() ? 0 : it->second.incarnation;
 }
 
 void Dedupe::encode(std::vector<std::byte>& out) const {
@@ -71,7 +83,7 @@ void Dedupe::encode(std::vector<std::byte>& out) const {
 }
 
 bool Dedupe::decode(std::span<const std::byte>& in) {
-  records_.clear();
+  const auto before = std::exchange(records_, {});
   uint64_t clients = 0;
   if (!unpack(in, clients)) return false;
   for (uint64_t i = 0; i < clients; ++i) {
@@ -82,6 +94,9 @@ bool Dedupe::decode(std::span<const std::byte>& in) {
     record.low = head[2];
     records_.emplace(head[0], std::move(record));
   }
+  // Incarnations only grow: who was fenced here stays so, whatever the other shard knew.
+  for (const auto& [client, record] : before)
+    if (record.incarnation > incarnation(client)) fence(client, record.incarnation);
   return true;
 }
 

@@ -5,6 +5,10 @@
 // acknowledged everywhere, so nobody will ever ask about them again in earnest. A client keeps at most
 // 256 seqs open, so a shard needs records for [low, low + 256) only; anything lower is a duplicate.
 // The record is written in the critical section of the update itself.
+//
+// What it may grow to: about 100 bytes for every name that was taken a second time, of which the coordinator
+// grants 100,000, and up to 4 KiB for a client that is there or has died without a goodbye, until its name
+// is taken again. A dead one cannot be told from one that is slow, so it is not dropped before.
 #pragma once
 
 #include <cstddef>
@@ -41,8 +45,11 @@ class Dedupe {
   // From now on only this incarnation (or a newer one) of the client is heard.
   void fence(uint64_t client, uint32_t incarnation);
 
-  // Drops the record of a client that will never be heard again; a newer incarnation's stays.
+  // Drops the seqs of an incarnation that will never be heard again. That the ones before it are fenced stays
+  // known: one that slept may come back at any time.
   void forget(uint64_t client, uint32_t incarnation);
+  // The newest that was heard of; 0: none.
+  uint32_t incarnation(uint64_t client) const;
 
   size_t clients() const { return records_.size(); }
 

@@ -416,4 +416,9 @@ void Shard::forget(uint64_t client, uint32_t incarnation) {
   dedupe_.forget(client, incarnation);
 }
 
+uint32_t Shard::incarnation(uint64_t client) {
+  const std::shared_lock lock(mutex_);
+  return dedupe_.incarnation(client);
+}
+
 }  // namespace shoal

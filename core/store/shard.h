@@ -150,6 +150,7 @@ class Shard {
 
   void fence(uint64_t client, uint32_t incarnation);
   void forget(uint64_t client, uint32_t incarnation);
+  uint32_t incarnation(uint64_t client);  // the newest that was heard of; 0: none
 
  private:
   struct Entry {

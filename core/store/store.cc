@@ -1,5 +1,6 @@
 #include "store/store.h"
 
+#include <algorithm>
 #include <cassert>
 #include <mutex>
 #include <numeric>
@@ -116,6 +117,12 @@ void Store::fence(uint64_t client, uint32_t incarnation) {
 
 void Store::forget(uint64_t client, uint32_t incarnation) {
   for (const auto& shard : shards_) shard->forget(client, incarnation);
+}
+
+uint32_t Store::incarnation(uint64_t client) {
+  uint32_t newest = 0;
+  for (const auto& shard : shards_) newest = std::max(newest, shard->incarnation(client));
+  return newest;
 }
 
 }  // namespace shoal

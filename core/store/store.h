@@ -52,8 +52,10 @@ class Store {
   void placed() { committed_ = 0; }
 
   void fence(uint64_t client, uint32_t incarnation);
-  // The client has ended in good order and nothing of it is under way: its dedupe records go.
+  // The client has ended in good order and nothing of it is under way: its dedupe records go, its fence stays.
   void forget(uint64_t client, uint32_t incarnation);
+  // The newest that any shard has heard of; 0: none.
+  uint32_t incarnation(uint64_t client);
 
  private:
   const std::shared_ptr<StagedBudget> budget_ = std::make_shared<StagedBudget>();

@@ -105,7 +105,25 @@ TEST(a_client_that_ended_is_forgotten_unless_a_newer_one_came) {
   dedupe.forget(7, 1);
   CHECK(dedupe.check(push(1, 1, 2)).verdict == Verdict::duplicate);
   dedupe.forget(7, 2);
-  CHECK_EQ(dedupe.clients(), 0);
+  CHECK(dedupe.check(push(1, 1, 2)).verdict == Verdict::fresh);
+  CHECK(dedupe.check(push(1, 1, 1)).verdict == Verdict::fenced);
+  CHECK(offer(dedupe, push(1, 1, 1, 8)) == Verdict::fresh);
+  dedupe.forget(8, 1);
+  CHECK_EQ(dedupe.clients(), 1);  // of those that are the first of their name nothing is kept
+}
+
+TEST(a_fence_stays_when_the_records_of_another_shard_are_taken_over) {
+  Dedupe here;
+  Dedupe there;
+  here.fence(7, 3);
+  CHECK(offer(there, push(1, 1, 2)) == Verdict::fresh);
+  CHECK(offer(there, push(1, 1, 2, 8)) == Verdict::fresh);
+  std::vector<std::byte> bytes;
+  there.encode(bytes);
+  std::span<const std::byte> in(bytes);
+  CHECK(here.decode(in));
+  CHECK(here.check(push(2, 1, 2)).verdict == Verdict::fenced);
+  CHECK(here.check(push(1, 1, 2, 8)).verdict == Verdict::duplicate);
 }
 
 // Whatever a broken client sends, the record stays within its window (record asserts that).

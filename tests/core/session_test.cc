@@ -185,6 +185,23 @@ TEST(an_older_incarnation_is_fenced) {
   CHECK(!older.open());
 }
 
+// Who fenced it has left in good order, and a server that never saw either gets the shards.
+TEST(a_fence_outlives_its_goodbye_and_moves_with_the_shard) {
+  Server first;
+  Server second;
+  Talk older(first.state);
+  CHECK(older.greet(kToken));
+  Talk newer(first.state);
+  newer.incarnation = 2;
+  CHECK(newer.greet(kToken));
+  newer.ask(Kind::goodbye);
+  Talk again(first.state);
+  CHECK(again.prove(bytes_of(kToken), again.hello()).code() == Code::fenced);
+  CHECK(second.state.store.shard(3).restore(first.state.store.shard(3).begin_image().bytes).ok());
+  Talk elsewhere(second.state);
+  CHECK(elsewhere.prove(bytes_of(kToken), elsewhere.hello()).code() == Code::fenced);
+}
+
 TEST(a_push_that_names_what_is_not_there_changes_nothing) {
   Server server;
   Talk talk(server.state);

@@ -252,3 +252,19 @@ def test_weak_copies_lose_at_most_what_was_on_its_way() -> None:
         os.kill(cluster.servers[0].pid, signal.SIGKILL)
         after = table.pull(KEYS)
         assert ((after <= 100) & (after > 50)).all()
+
+
+def test_a_fence_outlives_who_fenced_also_on_a_server_that_joins_later() -> None:
+    keys = np.arange(200)
+    with shoal.LocalCluster(servers=1) as cluster, closing(cluster.connect()) as judge:
+        seen = judge.table("counters", dim=4, optimizer=SGD)
+        with closing(cluster.connect(name="w")) as fenced:
+            table = fenced.table("counters", dim=4, optimizer=SGD)
+            table.push(keys, np.full((len(keys), 4), -1.0, np.float32))
+            cluster.connect(name="w").close()
+            cluster.add_server()
+            wait_until(lambda: whole(cluster, 0), "the shards do not come to rest")
+            for key in keys:  # one by one: some lie where its connection is cut, some where it has none yet
+                with pytest.raises(shoal.errors.Fenced):
+                    table.push(keys[key : key + 1], np.full((1, 4), -1.0, np.float32))
+        assert (seen.pull(keys) == 1.0).all()
