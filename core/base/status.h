@@ -16,7 +16,7 @@ enum class Code : uint16_t {
   bad_input = 1,      // fix the call
   mismatch = 2,       // a table or tensor exists with other settings
   unknown_table = 3,  // open it first
-  refused = 4,        // token, version or frame not accepted; the connection is closed
+  refused = 4,        // token, version, frame or request not accepted; the first three end the connection
   fenced = 5,         // a newer incarnation of this client exists
   unavailable = 6,    // the server cannot be reached; retried until the deadline
   timeout = 7,        // the deadline passed

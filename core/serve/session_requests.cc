@@ -108,8 +108,10 @@ Result<std::span<const std::byte>> Session::array(const FrameView& frame, uint16
   return *found;
 }
 
+// All that a shard could object to in the frame itself, so that a refusal is of the whole frame.
 Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
                            std::vector<std::vector<int64_t>>& copies) const {
+  const bool staged = (frame.header.flags & kStage) != 0;
   TableFinder tables(server_.store);
   for (const Part& part : frame.parts) {
     if (part.shard >= server_.store.shards() || !is_codec(part.codec) || part.mode > 2 ||
@@ -151,6 +153,7 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
                      .by_staleness = (frame.header.flags & kByStaleness) != 0,
                      .dc_lambda = part.dc_lambda,
                      .pulled = pulled});
+    if (Status status = check_part(*spec, parts.back(), staged); !status.ok()) return status;
   }
   return {};
 }
@@ -159,6 +162,12 @@ Session::Outcome Session::push(const FrameView& frame, ReplySink& sink) {
   std::vector<PushPart> parts;
   std::vector<std::vector<int64_t>> copies;
   parts.reserve(frame.parts.size());
+  if (frame.header.seq >= frame.header.low + kOpenPushesMax) {  // some shards may know a higher low
+    return answer(frame,
+                  {Code::refused, "push " + std::to_string(frame.header.seq) + " is outside the window of " +
+                                      std::to_string(kOpenPushesMax) + " open pushes"},
+                  sink);
+  }
   if (Status status = check_push(frame, parts, copies); !status.ok()) return answer(frame, status, sink);
   const Result<Groups> found = groups_of(frame.parts);
   if (!found.ok()) return answer(frame, found.status(), sink);

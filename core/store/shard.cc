@@ -121,10 +121,7 @@ Ack Shard::logged(Ack ack) {
   return ack;
 }
 
-Status Shard::check(const PushPart& part) {
-  const Entry* entry = find(part.table);
-  if (entry == nullptr) return unknown(part.table);
-  const TableSpec& spec = entry->spec();
+Status check_part(const TableSpec& spec, const PushPart& part, bool staged) {
   const std::optional<size_t> bytes = spec.rows_bytes(part.keys, part.codec);
   // The wire counts a tensor's bytes in fours.
   if (!bytes || (spec.dense ? round_up(*bytes, 4) : *bytes) != part.values.size()) {
@@ -132,6 +129,8 @@ Status Shard::check(const PushPart& part) {
                                " keys do not go with " + std::to_string(part.values.size()) +
                                " bytes of values"};
   }
+  if (staged && (part.mode != PushMode::update || part.dc_lambda != 0.0f))
+    return {Code::refused, "only plain gradients wait for a commit"};
   if (part.mode != PushMode::update && part.codec != Codec::fp32)
     return {Code::refused, "values are assigned in fp32 only"};
   if (part.mode == PushMode::init_once && !spec.dense)
@@ -141,6 +140,11 @@ Status Shard::check(const PushPart& part) {
   if (part.dc_lambda != 0.0f && (!spec.dense || !std::isfinite(part.dc_lambda) || part.pulled.empty()))
     return {Code::refused, "delay compensation is for a dense tensor, by a finite lambda"};
   return {};
+}
+
+Status Shard::check(const PushPart& part, bool staged) {
+  const Entry* entry = find(part.table);
+  return entry == nullptr ? unknown(part.table) : check_part(entry->spec(), part, staged);
 }
 
 // Gives birth to what the part will touch: whatever can fail, fails before anything is stepped.
@@ -213,10 +217,9 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   if (!ack.status.ok() || ack.duplicate) return ack;
   if (identity != nullptr && entry == 0 && !is_fresh(*identity, ack)) return ack;
   for (const PushPart& part : parts)
-    if (ack.status = check(part); !ack.status.ok()) return ack;
+    if (ack.status = check(part, false); !ack.status.ok()) return ack;
   if (identity != nullptr) dedupe_.make_room(*identity);
-  bool whole =
-      std::all_of(parts.begin(), parts.end(), [&](const PushPart& part) { return prepare(part); });
+  bool whole = std::all_of(parts.begin(), parts.end(), [&](const PushPart& part) { return prepare(part); });
   const auto not_after = [](const PushPart& a, const PushPart& b) { return a.table >= b.table; };
   const bool each_once = std::adjacent_find(parts.begin(), parts.end(), not_after) == parts.end();
   const uint64_t version = more ? version_ : version_ + 1;
@@ -244,11 +247,8 @@ Ack Shard::stage(const PushIdentity* identity, std::span<const PushPart> parts, 
   Ack ack = begin(parts.empty() ? 0 : parts[0].term, entry);
   if (!ack.status.ok() || ack.duplicate) return ack;
   if (identity != nullptr && entry == 0 && !is_fresh(*identity, ack)) return ack;
-  for (const PushPart& part : parts) {
-    const bool plain = part.mode == PushMode::update && part.dc_lambda == 0.0f;
-    ack.status = plain ? check(part) : Status{Code::refused, "only plain gradients wait for a commit"};
-    if (!ack.status.ok()) return ack;
-  }
+  for (const PushPart& part : parts)
+    if (ack.status = check(part, true); !ack.status.ok()) return ack;
   if (identity != nullptr) dedupe_.make_room(*identity);
   const auto spec = [&](uint32_t table) -> const TableSpec& { return find(table)->spec(); };
   ack.status = staging_.add(identity, rank, step, parts, spec, entry == 0);

@@ -72,6 +72,9 @@ struct ShardLoad {
   uint64_t floats = 0;
 };
 
+// What a push of such a table must be, before any shard is touched. `staged`: it waits for a commit.
+Status check_part(const TableSpec& spec, const PushPart& part, bool staged);
+
 class Shard {
  public:
   explicit Shard(uint32_t number, std::shared_ptr<StagedBudget> budget = std::make_shared<StagedBudget>())
@@ -167,7 +170,7 @@ class Shard {
   Status readable(uint32_t term, bool any_copy) const;
   Ack logged(Ack ack);
   bool is_fresh(const PushIdentity& identity, Ack& ack) const;
-  Status check(const PushPart& part);
+  Status check(const PushPart& part, bool staged);
   bool prepare(const PushPart& part);
   bool apply(const PushPart& part, uint64_t version, uint64_t step, bool last);
   void note_norm(const Commit& commit, std::span<const Staging::Sum> sums);

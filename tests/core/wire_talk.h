@@ -103,8 +103,9 @@ class Talk {
 
   // Sends one frame that says who we are; gives the last reply.
   Reply ask(Kind kind, std::span<const Part> parts = {}, std::span<const std::byte> body = {},
-            uint64_t seq = 0, uint64_t low = 0) {
+            uint64_t seq = 0, uint64_t low = 0, uint32_t flags = 0) {
     Header header;
+    header.flags = flags;
     header.kind = static_cast<uint16_t>(kind);
     header.client = client;
     header.incarnation = incarnation;
