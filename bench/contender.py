@@ -24,7 +24,7 @@ class Spec:
 
     rows: int = 0
     dim: int = 64
-    optimizer: str = "adagrad"  # "adagrad", "rowwise_adagrad" or "sgd"
+    optimizer: str = "adagrad"  # "adagrad", "adam", "rowwise_adagrad" or "sgd"
     dense_elements: int = 0
     servers: int = 1
     workers: int = 1

@@ -86,7 +86,7 @@ def missing_shoal() -> str | None:
 def open_table(client: Any, spec: Spec) -> Any:
     import shoal
 
-    optimizers = {"adagrad": "Adagrad", "rowwise_adagrad": "RowwiseAdagrad", "sgd": "SGD"}
+    optimizers = {"adagrad": "Adagrad", "adam": "Adam", "rowwise_adagrad": "RowwiseAdagrad", "sgd": "SGD"}
     optimizer = getattr(shoal.optim, optimizers[spec.optimizer])(lr=LR)
     return client.table("bench", dim=spec.dim, optimizer=optimizer, init=shoal.init.Uniform(0.01), seed=7)
 

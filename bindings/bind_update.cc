@@ -56,14 +56,19 @@ void update_array(const OptimizerSpec& spec, float lr, InOut rows, In<float> gra
                                            std::to_string(count * dim) + " (rows x dim)");
   nb::gil_scoped_release release;
   std::vector<float*> pointers(count);
-  for (size_t i = 0; i < count; ++i) pointers[i] = rows.data() + i * width;
-  update_rows(spec, lr, pointers, grads.data(), dim);
+  std::vector<float*> scalars(count);  // the last column, where the state has one
+  for (size_t i = 0; i < count; ++i) {
+    pointers[i] = rows.data() + i * width;
+    scalars[i] = pointers[i] + width - 1;
+  }
+  update_rows(spec, lr, pointers, scalars.data(), grads.data(), dim);
 }
 
 nb::object init_state_array(const OptimizerSpec& spec, uint32_t dim) {
   check(check_optimizer(spec));
-  auto out = make_array<float>("float32", nb::make_tuple(state_floats(spec, dim)));
-  init_state(spec, out.data, dim);
+  const uint32_t floats = state_floats(spec, dim);
+  auto out = make_array<float>("float32", nb::make_tuple(floats));
+  init_state(spec, out.data, out.data + floats - state_scalars(spec), dim);
   return out.array;
 }
 

@@ -8,14 +8,19 @@ from bench.report import Book, Line
 from bench.subject import Shoal, give_birth, open_table
 
 DIM = 16
-MEMORY = {"adagrad": "MEM bytes/row, Adagrad dim 16", "sgd": "MEM bytes/row, SGD dim 16"}
+MEMORY = {
+    "adagrad": "MEM bytes/row, Adagrad dim 16",
+    "adam": "MEM bytes/row, Adam dim 16",
+    "rowwise_adagrad": "MEM bytes/row, row-wise Adagrad dim 16",
+    "sgd": "MEM bytes/row, SGD dim 16",
+}
 SMALL, LARGE_FIXED, LARGE_ALL = (
     "SCALE 1M rows",
     "SCALE large table, 1M rows used",
     "SCALE large table, all used",
 )
 RATIO_FIXED, RATIO_ALL = "SCALE large / 1M rows, same 1M used", "SCALE large / 1M rows, all used"
-_STATE_FLOATS = {"adagrad": DIM, "sgd": 0}
+_STATE_FLOATS = {"adagrad": DIM, "adam": 2 * DIM + 1, "rowwise_adagrad": 1, "sgd": 0}
 
 
 def run(book: Book, plan: Plan) -> None:

@@ -30,7 +30,7 @@ DensePieces::Piece* DensePieces::find_or_make(int64_t piece) {
   Piece fresh;
   if (!fresh.memory.reserve(size_t{4} * all_floats(piece))) return nullptr;
   init_row(spec_->init, piece, fresh.value(), floats);
-  init_state(spec_->optimizer, fresh.value() + floats, floats);
+  init_state(spec_->optimizer, fresh.value() + floats, scalar(fresh, piece), floats);
   return &pieces_.emplace(piece, std::move(fresh)).first->second;
 }
 
@@ -115,7 +115,8 @@ bool DensePieces::push(int64_t piece, Codec codec, const std::byte* grad, float 
     plain = decoded_.get();
   }
   float* value = found->value();
-  update_rows(spec_->optimizer, lr, std::span<float* const>(&value, 1), plain, floats);
+  float* last = scalar(*found, piece);
+  update_rows(spec_->optimizer, lr, std::span<float* const>(&value, 1), &last, plain, floats);
   found->version = version;
   return true;
 }

@@ -59,6 +59,8 @@ class DensePieces {
   Piece* find_or_make(int64_t piece);
   Piece* find_to_write(int64_t piece);  // its image is kept
   size_t all_floats(int64_t piece) const;
+  // Of the state, where it has one.
+  float* scalar(Piece& at, int64_t piece) const { return at.value() + all_floats(piece) - 1; }
 
   std::shared_ptr<const TableSpec> spec_;
   std::map<int64_t, Piece> pieces_;

@@ -34,8 +34,24 @@ uint64_t hash_of(int64_t key) { return mix64(static_cast<uint64_t>(key)); }
 TableRows::TableRows(std::shared_ptr<const TableSpec> spec)
     : spec_(std::move(spec)),
       dim_(static_cast<uint32_t>(spec_->dim)),
-      stride_(stride_of(4 * (spec_->dim + state_floats(spec_->optimizer, dim_)))) {
+      scalars_(state_scalars(spec_->optimizer)),
+      slot_floats_(spec_->dim + state_floats(spec_->optimizer, dim_) - scalars_),
+      stride_(stride_of(4 * slot_floats_)),
+      meta_bytes_(sizeof(Meta) + 4 * scalars_) {
   assert(!spec_->dense);
+}
+
+TableRows::Meta TableRows::meta(uint32_t slot) {
+  Meta meta;
+  std::memcpy(&meta, meta_at(slot), sizeof meta);
+  return meta;
+}
+
+void TableRows::set_meta(uint32_t slot, const Meta& meta) { std::memcpy(meta_at(slot), &meta, sizeof meta); }
+
+void TableRows::copy_row(uint32_t slot, std::vector<float>& to) {
+  to.insert(to.end(), row(slot), row(slot) + slot_floats_);
+  to.insert(to.end(), scalar(slot), scalar(slot) + scalars_);
 }
 
 size_t TableRows::memory_bytes() const { return index_.memory_bytes() + rows_.capacity() + meta_.capacity(); }
@@ -91,15 +107,15 @@ bool TableRows::birth(int64_t key, uint64_t hash, uint32_t& slot) {
       !rows_.reserve(grown(rows_.capacity(), (next + 1) * stride_))) {
     return false;
   }
-  if ((next + 1) * sizeof(Meta) > meta_.capacity() &&
-      !meta_.reserve(grown(meta_.capacity(), (next + 1) * sizeof(Meta)))) {
+  if ((next + 1) * meta_bytes_ > meta_.capacity() &&
+      !meta_.reserve(grown(meta_.capacity(), (next + 1) * meta_bytes_))) {
     return false;
   }
   slot = static_cast<uint32_t>(next);
   if (!index_.insert(key, hash, slot)) return false;
   init_row(spec_->init, key, row(slot), dim_);
-  init_state(spec_->optimizer, row(slot) + dim_, dim_);
-  meta(slot) = Meta{};
+  init_state(spec_->optimizer, row(slot) + dim_, scalar(slot), dim_);
+  set_meta(slot, {});
   return true;
 }
 
@@ -136,10 +152,11 @@ void TableRows::trim() {
 }
 
 void TableRows::touch(uint32_t slot, uint64_t version, uint64_t step) {
-  Meta& m = meta(slot);
+  Meta m = meta(slot);
   m.version = version;
   m.frequency += m.frequency != 0xffffffffu ? 1 : 0;
   m.last_step = static_cast<uint32_t>(std::min<uint64_t>(step, 0xffffffffu));
+  set_meta(slot, m);
 }
 
 bool TableRows::push(std::span<const int64_t> keys, Codec codec, const std::byte* grads, float lr,
@@ -155,11 +172,14 @@ void TableRows::push_prepared(size_t keys, Codec codec, const std::byte* grads, 
   const size_t grad_bytes = encoded_bytes(codec, dim_);
   const size_t batch = batch_rows(dim_);
   std::array<float*, kBatch> rows;
+  std::array<float*, kBatch> scalars;
   for (size_t first = 0; first < keys; first += batch) {
     const size_t count = std::min(batch, keys - first);
     for (size_t i = 0; i < count; ++i) {
       rows[i] = row(slots_[first + i]);
-      __builtin_prefetch(&meta(slots_[first + i]), 1);
+      scalars[i] = scalar(slots_[first + i]);
+      __builtin_prefetch(meta_at(slots_[first + i]), 1);
+      if (scalars_ != 0) __builtin_prefetch(scalars[i], 1);  // perhaps on the next line
     }
     const std::byte* encoded = grads + first * grad_bytes;
     const float* plain = reinterpret_cast<const float*>(encoded);
@@ -167,7 +187,8 @@ void TableRows::push_prepared(size_t keys, Codec codec, const std::byte* grads, 
       decode_rows(codec, encoded, count, dim_, decoded_.data());
       plain = decoded_.data();
     }
-    update_rows(spec_->optimizer, lr, std::span<float* const>(rows.data(), count), plain, dim_);
+    update_rows(spec_->optimizer, lr, std::span<float* const>(rows.data(), count), scalars.data(), plain,
+                dim_);
     for (size_t i = 0; i < count; ++i) touch(slots_[first + i], version, step);
   }
 }
@@ -199,12 +220,11 @@ ScanPage TableRows::scan(uint64_t cursor, size_t rows_max) const {
 void TableRows::begin_image() { image_ = std::make_unique<Image>(Image{.kept = std::vector<bool>(size())}); }
 
 void TableRows::keep(size_t count) noexcept {
-  const size_t floats = row_floats();
   try {
     for (size_t i = 0; i < count && !image_->broken; ++i) {
       const uint32_t slot = slots_[i];
       if (slot >= image_->kept.size() || image_->kept[slot]) continue;
-      image_->rows.insert(image_->rows.end(), row(slot), row(slot) + floats);
+      copy_row(slot, image_->rows);
       image_->metas.push_back(meta(slot));
       image_->aside.emplace(slot, image_->metas.size() - 1);
       image_->kept[slot] = true;
@@ -222,10 +242,14 @@ bool TableRows::read_image(size_t rows_max, ImagePage& page) {
     if (slot >= image_->kept.size()) continue;  // born later
     const auto copy = image_->aside.find(slot);
     const bool written = copy != image_->aside.end();
-    const float* from = written ? image_->rows.data() + copy->second * floats : row(slot);
     page.keys.push_back(key);
     page.metas.push_back(written ? image_->metas[copy->second] : meta(slot));
-    page.rows.insert(page.rows.end(), from, from + floats);
+    if (written) {
+      const float* from = image_->rows.data() + copy->second * floats;
+      page.rows.insert(page.rows.end(), from, from + floats);
+    } else {
+      copy_row(slot, page.rows);
+    }
     image_->kept[slot] = true;
   }
   image_->cursor = next.value_or(0);
@@ -250,8 +274,10 @@ bool TableRows::restore(const ImagePage& page) {
     return false;
   }
   for (size_t i = 0; i < page.keys.size(); ++i) {
-    std::memcpy(row(slots_[i]), page.rows.data() + i * floats, 4 * floats);
-    meta(slots_[i]) = page.metas[i];
+    const float* from = page.rows.data() + i * floats;
+    std::memcpy(row(slots_[i]), from, 4 * slot_floats_);
+    std::memcpy(scalar(slots_[i]), from + slot_floats_, 4 * scalars_);
+    set_meta(slots_[i], page.metas[i]);
   }
   return true;
 }

@@ -1,6 +1,6 @@
-// The rows of one table in one shard: value and optimizer state in one slot, with frequency, last step
-// and version beside it. A row is born by its first push or assign; a pull stores nothing and reads an
-// absent key as its initial value. Not thread-safe; the shard's mutex guards it.
+// The rows of one table in one shard: value and optimizer state in one slot, with frequency, last step,
+// version and the scalar of the state beside it. A row is born by its first push or assign; a pull stores
+// nothing and reads an absent key as its initial value. Not thread-safe; the shard's mutex guards it.
 #pragma once
 
 #include <cstdint>
@@ -92,18 +92,26 @@ class TableRows {
   const float* row(uint32_t slot) const {
     return reinterpret_cast<const float*>(rows_.data() + size_t{slot} * stride_);
   }
-  Meta& meta(uint32_t slot) { return reinterpret_cast<Meta*>(meta_.data())[slot]; }
+  // Metas lie close together, each with the scalar of the state behind it, and so at multiples of four only.
+  std::byte* meta_at(uint32_t slot) { return meta_.data() + size_t{slot} * meta_bytes_; }
+  float* scalar(uint32_t slot) { return reinterpret_cast<float*>(meta_at(slot) + sizeof(Meta)); }
+  Meta meta(uint32_t slot);
+  void set_meta(uint32_t slot, const Meta& meta);
 
   // Fills slots_ with the slot of each key, giving birth to those absent. False: out of memory.
   bool resolve(std::span<const int64_t> keys);
   bool birth(int64_t key, uint64_t hash, uint32_t& slot);
   void touch(uint32_t slot, uint64_t version, uint64_t step);
-  size_t row_floats() const { return dim_ + state_floats(spec_->optimizer, dim_); }
+  size_t row_floats() const { return slot_floats_ + scalars_; }  // as an image has them, the scalar last
+  void copy_row(uint32_t slot, std::vector<float>& to);
   void keep(size_t count) noexcept;  // what the first of slots_ are now, for the image
 
   std::shared_ptr<const TableSpec> spec_;
   const uint32_t dim_;
-  const size_t stride_;  // bytes from row to row
+  const uint32_t scalars_;    // of the state of a row: 0 or 1
+  const size_t slot_floats_;  // without it
+  const size_t stride_;       // bytes from row to row
+  const size_t meta_bytes_;   // and from meta to meta
   Index index_;
   GrowArray rows_;
   GrowArray meta_;

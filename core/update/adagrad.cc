@@ -15,11 +15,11 @@ struct AdagradStep {
   float eps;
   float decay;
 
-  SHOAL_INLINE void operator()(float* __restrict value, float* __restrict sum, const float* __restrict grad,
-                               uint32_t dim) const {
+  SHOAL_INLINE void operator()(float* __restrict value, float* __restrict sum, float* touches,
+                               const float* __restrict grad, uint32_t dim) const {
     float rate = lr;
     if (lr_decay != 0.0f) {
-      const double past = count_touch(sum + dim) - 1;
+      const double past = count_touch(touches) - 1;
       rate = static_cast<float>(static_cast<double>(lr) / (1.0 + past * static_cast<double>(lr_decay)));
     }
 #pragma GCC ivdep
@@ -41,9 +41,9 @@ void update(const OptimizerSpec& spec, float lr, const RowBatch& batch) {
 
 uint32_t floats(const OptimizerSpec& spec, uint32_t dim) { return dim + (spec.lr_decay != 0.0f ? 1 : 0); }
 
-void init(const OptimizerSpec& spec, float* state, uint32_t dim) {
+void init(const OptimizerSpec& spec, float* state, float* touches, uint32_t dim) {
   std::fill_n(state, dim, spec.initial);
-  if (spec.lr_decay != 0.0f) state[dim] = 0.0f;
+  if (spec.lr_decay != 0.0f) *touches = 0.0f;
 }
 
 }  // namespace

@@ -45,10 +45,10 @@ struct AdamStep {
   float decay;  // coupled: weight_decay; decoupled: 1 - lr * weight_decay
   BiasCorrection bias = {};
 
-  SHOAL_INLINE void operator()(float* __restrict value, float* __restrict first, const float* __restrict grad,
-                               uint32_t dim) {
+  SHOAL_INLINE void operator()(float* __restrict value, float* __restrict first, float* touches,
+                               const float* __restrict grad, uint32_t dim) {
     float* __restrict second = first + dim;
-    bias.move_to(count_touch(second + dim), lr, beta1, beta2);
+    bias.move_to(count_touch(touches), lr, beta1, beta2);
     const float rate = bias.rate;
     const float root = bias.root;
     const auto weight = static_cast<float>(1.0 - beta1);
@@ -88,7 +88,10 @@ void update_adamw(const OptimizerSpec& spec, float lr, const RowBatch& batch) {
 
 uint32_t floats(const OptimizerSpec&, uint32_t dim) { return 2 * dim + 1; }
 
-void init(const OptimizerSpec&, float* state, uint32_t dim) { std::fill_n(state, 2 * size_t{dim} + 1, 0.0f); }
+void init(const OptimizerSpec&, float* state, float* touches, uint32_t dim) {
+  std::fill_n(state, 2 * size_t{dim}, 0.0f);
+  *touches = 0.0f;
+}
 
 }  // namespace
 

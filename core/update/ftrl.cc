@@ -16,8 +16,8 @@ struct FtrlStep {
   float l1;
   float l2;
 
-  SHOAL_INLINE void operator()(float* __restrict value, float* __restrict z, const float* __restrict grad,
-                               uint32_t dim) const {
+  SHOAL_INLINE void operator()(float* __restrict value, float* __restrict z, float* /*scalar*/,
+                               const float* __restrict grad, uint32_t dim) const {
     float* __restrict n = z + dim;
 #pragma GCC ivdep
     for (uint32_t i = 0; i < dim; ++i) {
@@ -48,7 +48,7 @@ void update(const OptimizerSpec& spec, float lr, const RowBatch& batch) {
 
 uint32_t floats(const OptimizerSpec&, uint32_t dim) { return 2 * dim; }
 
-void init(const OptimizerSpec& spec, float* state, uint32_t dim) {
+void init(const OptimizerSpec& spec, float* state, float* /*scalar*/, uint32_t dim) {
   std::fill_n(state, dim, 0.0f);
   std::fill_n(state + dim, dim, spec.initial);
 }

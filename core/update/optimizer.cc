@@ -125,13 +125,19 @@ bool same_layout(const OptimizerSpec& a, const OptimizerSpec& b) {
   return a.kind == b.kind && state_floats(a, 2) == state_floats(b, 2);
 }
 
-void init_state(const OptimizerSpec& spec, float* state, uint32_t dim) {
-  named(spec.kind).ops->init_state(spec, state, dim);
+uint32_t state_scalars(const OptimizerSpec& spec) {
+  return state_floats(spec, 2) % 2;  // vectors of 2 are even
 }
 
-void update_rows(const OptimizerSpec& spec, float lr, std::span<float* const> rows, const float* grads,
-                 uint32_t dim) {
-  const RowBatch batch = {rows.data(), rows.size(), grads, dim, dim + state_floats(spec, dim)};
+void init_state(const OptimizerSpec& spec, float* state, float* scalar, uint32_t dim) {
+  named(spec.kind).ops->init_state(spec, state, scalar, dim);
+}
+
+void update_rows(const OptimizerSpec& spec, float lr, std::span<float* const> rows, float* const* scalars,
+                 const float* grads, uint32_t dim) {
+  const uint32_t floats = dim + state_floats(spec, dim) - state_scalars(spec);
+  const RowBatch batch = {rows.data(), state_scalars(spec) == 0 ? nullptr : scalars, rows.size(), grads, dim,
+                          floats};
   named(spec.kind).ops->update(spec, lr, batch);
 }
 

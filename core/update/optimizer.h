@@ -1,7 +1,8 @@
 // Optimizers that run where the rows are. One file each; a row is stepped only when it is touched, and
 // then exactly as a torch.optim instance that held this row alone would step it.
 //
-// A row is `dim` floats of value followed by `state_floats(spec, dim)` floats of state, in one slot.
+// A row is `dim` floats of value followed by its state in one slot: vectors of `dim` floats, and then at most
+// one scalar, which may lie elsewhere: with it in the slot, rows would not end on a cache line.
 // All kernels give the same bits on every CPU kind: plain IEEE operations in a fixed order, no
 // contraction, no approximations, no libm; reductions run over a fixed tree of 16 lanes.
 #pragma once
@@ -47,20 +48,23 @@ struct OptimizerSpec {
 // Whether the values are ones that the optimizer can run with (negative lr, beta outside [0, 1), ...).
 Status check_optimizer(const OptimizerSpec& spec);
 
-// Floats of state that follow the value in a row's slot. Depends on the kind and on which features the
+// Floats of state that go with a row, the scalar included. Depends on the kind and on which features the
 // hyper-parameters switch on (momentum, dampening, lr_decay), so those may not change in the life of a table.
 uint32_t state_floats(const OptimizerSpec& spec, uint32_t dim);
+// Of these, how many are scalars: 0 or 1.
+uint32_t state_scalars(const OptimizerSpec& spec);
 
 // Whether a table made with `a` can go on with `b`: same kind and same state layout.
 bool same_layout(const OptimizerSpec& a, const OptimizerSpec& b);
 
-// Fills the state of a row that is being born.
-void init_state(const OptimizerSpec& spec, float* state, uint32_t dim);
+// Fills the state of a row that is being born. `scalar` is not looked at where the state has none.
+void init_state(const OptimizerSpec& spec, float* state, float* scalar, uint32_t dim);
 
 // One step on each of `rows.size()` rows; `grads` holds rows.size() x dim floats. A row appears once.
-// `lr` replaces spec.lr. Rows may alias nothing.
-void update_rows(const OptimizerSpec& spec, float lr, std::span<float* const> rows, const float* grads,
-                 uint32_t dim);
+// `scalars` has the place of each row's, or is null where the state has none. `lr` replaces spec.lr. Rows may
+// alias nothing.
+void update_rows(const OptimizerSpec& spec, float lr, std::span<float* const> rows, float* const* scalars,
+                 const float* grads, uint32_t dim);
 
 // CPU kinds that kernels were compiled for and this machine can run: "default", "avx2", "avx512".
 // The best is chosen at start; tests compare all of them bit for bit through `use_kernels`.

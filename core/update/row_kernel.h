@@ -1,8 +1,8 @@
 // What the optimizers share, private to core/update: the loop over rows, step counters, and the table
 // through which optimizer.cc reaches each optimizer.
 //
-// An optimizer is a `Step` functor: operator()(value, state, grad, dim) steps one row. RowsKernel runs
-// it over a batch, fetching rows ahead, because rows lie anywhere in memory and each is touched once.
+// An optimizer is a `Step` functor: operator()(value, state, scalar, grad, dim) steps one row. RowsKernel
+// runs it over a batch, fetching rows ahead, because rows lie anywhere in memory and each is touched once.
 #pragma once
 
 #include <algorithm>
@@ -17,16 +17,17 @@ namespace shoal {
 
 struct RowBatch {
   float* const* rows;
+  float* const* scalars;  // null: the state has none
   size_t count;
   const float* grads;  // count x dim
   uint32_t dim;
-  uint32_t row_floats;  // value and state
+  uint32_t row_floats;  // of a slot: value and state
 };
 
 // How optimizer.cc sees one optimizer; the settings were checked before.
 struct OptimizerOps {
   uint32_t (*state_floats)(const OptimizerSpec& spec, uint32_t dim);
-  void (*init_state)(const OptimizerSpec& spec, float* state, uint32_t dim);
+  void (*init_state)(const OptimizerSpec& spec, float* state, float* scalar, uint32_t dim);
   void (*update)(const OptimizerSpec& spec, float lr, const RowBatch& batch);
 };
 
@@ -58,7 +59,8 @@ struct RowsKernel {
     for (size_t i = 0; i < batch.count; ++i) {
       if (i + ahead < batch.count) prefetch_row(batch.rows[i + ahead], lines);
       float* row = batch.rows[i];
-      step(row, row + batch.dim, batch.grads + i * batch.dim, batch.dim);
+      float* scalar = batch.scalars == nullptr ? nullptr : batch.scalars[i];
+      step(row, row + batch.dim, scalar, batch.grads + i * batch.dim, batch.dim);
     }
   }
 };
@@ -68,7 +70,7 @@ void step_rows(Step step, const RowBatch& batch) {
   run_clone<RowsKernel<Step>>(step, batch);
 }
 
-// A row's count of touches is the bit pattern of a u32 in one float of its state. It stops at the top
+// A row's count of touches is the bit pattern of a u32 in the scalar of its state. It stops at the top
 // rather than start again, for a count of 0 would undo the bias correction.
 SHOAL_INLINE uint32_t count_touch(float* counter) {
   uint32_t count = std::bit_cast<uint32_t>(*counter);

@@ -25,8 +25,8 @@ struct RowwiseAdagradStep {
   float eps;
   float decay;
 
-  SHOAL_INLINE void operator()(float* __restrict value, float* __restrict sum, const float* __restrict grad,
-                               uint32_t dim) const {
+  SHOAL_INLINE void operator()(float* __restrict value, float* /*state*/, float* __restrict sum,
+                               const float* __restrict grad, uint32_t dim) const {
     *sum = *sum + sum_squares(grad, value, dim) / static_cast<float>(dim);
     // One division for the row instead of one per element; it rounds once more, within 1 ulp.
     const float rate = lr / (std::sqrt(*sum) + eps);
@@ -79,7 +79,7 @@ void update(const OptimizerSpec& spec, float lr, const RowBatch& batch) {
 
 uint32_t floats(const OptimizerSpec&, uint32_t) { return 1; }
 
-void init(const OptimizerSpec& spec, float* state, uint32_t) { state[0] = spec.initial; }
+void init(const OptimizerSpec& spec, float* /*state*/, float* sum, uint32_t) { *sum = spec.initial; }
 
 }  // namespace
 

@@ -21,11 +21,11 @@ struct SgdStep {
   float decay;
   bool flagged;
 
-  SHOAL_INLINE void operator()(float* __restrict value, float* __restrict buffer,
+  SHOAL_INLINE void operator()(float* __restrict value, float* __restrict buffer, float* flag,
                                const float* __restrict grad, uint32_t dim) const {
     float share = take;
-    if (mode != Momentum::none && flagged && buffer[dim] == 0.0f) {
-      buffer[dim] = 1.0f;
+    if (mode != Momentum::none && flagged && *flag == 0.0f) {
+      *flag = 1.0f;
       share = 1.0f;
     }
 #pragma GCC ivdep
@@ -64,8 +64,9 @@ uint32_t floats(const OptimizerSpec& spec, uint32_t dim) {
   return (has_buffer(spec) ? dim : 0) + (has_flag(spec) ? 1 : 0);
 }
 
-void init(const OptimizerSpec& spec, float* state, uint32_t dim) {
-  std::fill_n(state, floats(spec, dim), 0.0f);
+void init(const OptimizerSpec& spec, float* state, float* flag, uint32_t dim) {
+  if (has_buffer(spec)) std::fill_n(state, dim, 0.0f);
+  if (has_flag(spec)) *flag = 0.0f;
 }
 
 }  // namespace

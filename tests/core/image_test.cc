@@ -27,6 +27,7 @@ struct World {
     for (const auto& [id, dim] : {std::pair{kTable, kDim}, {kTensor, 3 * kPieceFloats}}) {
       TableSpec spec = make_table(id, dim, id == kTensor);
       spec.optimizer.kind = OptimizerKind::adagrad;
+      spec.optimizer.lr_decay = 0.01f;  // a scalar in the state
       CHECK(shard.declare(std::make_shared<TableSpec>(spec)).ok());
     }
   }

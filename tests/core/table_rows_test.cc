@@ -149,6 +149,18 @@ TEST(a_table_that_grows_keeps_its_rows) {
   CHECK_EQ(seen, 60'000);
 }
 
+// 16 floats of value fill a line; one more would take another line with it.
+TEST(a_scalar_of_the_state_costs_no_cache_line) {
+  const auto keys = keys_up_to(100'000);
+  const std::vector<float> zeros(keys.size() * 16);
+  const auto bytes_a_row = [&](OptimizerKind kind) {
+    TableRows rows(spec_of(16, kind));
+    CHECK(rows.push(keys, Codec::fp32, raw(zeros), 1.0f, 1, 0));
+    return static_cast<double>(rows.memory_bytes()) / static_cast<double>(keys.size());
+  };
+  CHECK(bytes_a_row(OptimizerKind::rowwise_adagrad) - bytes_a_row(OptimizerKind::sgd) < 12.0);
+}
+
 TEST(an_empty_batch_is_nothing) {
   TableRows rows(spec_of(4));
   CHECK(rows.push({}, Codec::fp32, nullptr, 1.0f, 1, 0));
