@@ -176,7 +176,8 @@ class Chain {
   std::atomic<bool> in_use_{false};  // there are servers behind this one
   std::unordered_map<uint16_t, PerShard> shards_;
   // What was on its way to a server that was given up. If it only slept it reads that when it wakes, so the
-  // memory may hold nothing else.
+  // memory may hold nothing else. Never more than what is shared at all, 512 MiB: what has no room there goes
+  // through the socket.
   std::vector<std::shared_ptr<Block>> strays_;
 };
 

@@ -71,7 +71,11 @@ class IoThread {
     }
     for (auto& connection : fresh) {
       const int fd = connection->fd();
-      entries_.push_back({.connection = std::move(connection), .events = EPOLLIN, .self = {}});
+      const auto list = [&] {
+        entries_.push_back({.connection = std::move(connection), .events = EPOLLIN, .self = {}});
+        return true;
+      };
+      if (!with_memory(list)) continue;
       Entry& entry = entries_.back();
       entry.self = std::prev(entries_.end());
       if (!poller_.add(fd, EPOLLIN, &entry).ok()) entries_.pop_back();
@@ -93,17 +97,22 @@ class IoThread {
 
   // The library throws one thing that we cannot ask for beforehand: out of memory. It costs the connection
   // whose request was too much, not the server.
-  static bool serve_one(ServerConnection& connection) {
+  template <typename Work>
+  static bool with_memory(Work work) {
     try {
-      return connection.on_ready();
+      return work();
     } catch (const std::bad_alloc&) {
       log_line("server", "connection closed: out of memory for its request");
       return false;
     }
   }
 
-  void serve(Entry& entry) {
-    if (!serve_one(*entry.connection)) {
+  void serve(Entry& entry, const Mailbox::Mail* mail = nullptr) {
+    const auto work = [&] {
+      if (mail != nullptr) entry.connection->deliver(*mail);
+      return entry.connection->on_ready();
+    };
+    if (!with_memory(work)) {
       poller_.remove(entry.connection->fd());
       entries_.erase(entry.self);
       return;
@@ -123,8 +132,7 @@ class IoThread {
         return e.connection->session() == mail.session;
       });
       if (entry == entries_.end()) continue;
-      entry->connection->deliver(mail);
-      serve(*entry);
+      serve(*entry, &mail);
     }
   }
 
@@ -164,7 +172,7 @@ class IoThread {
           take_inbox();
           arrived = handshakes = true;
         } else if (is_listener(event.data.ptr)) {
-          if (!on_listener(event.data.ptr)) {
+          if (!with_memory([&] { return on_listener(event.data.ptr); })) {
             set_listeners(0);  // out of descriptors, say: polling it at once again would only burn a core
             handshakes = true;
           }

@@ -84,8 +84,8 @@ bool DensePieces::restore(const ImagePage& page) {
   return at == page.rows.size();
 }
 
-bool DensePieces::prepare(int64_t piece, Codec codec) {
-  if (codec != Codec::fp32 && decoded_ == nullptr) decoded_ = std::make_unique<float[]>(kPieceFloats);
+bool DensePieces::prepare(int64_t piece, bool plain) {
+  if (!plain && decoded_ == nullptr) decoded_ = std::make_unique<float[]>(kPieceFloats);
   return find_or_make(piece) != nullptr;
 }
 
@@ -106,34 +106,39 @@ void DensePieces::pull(int64_t piece, Codec codec, std::byte* out) const {
 }
 
 bool DensePieces::push(int64_t piece, Codec codec, const std::byte* grad, float lr, uint64_t version) {
-  if (!prepare(piece, codec)) return false;
-  Piece* found = find_to_write(piece);
-  const uint32_t floats = spec_->floats(piece);
+  if (!prepare(piece, codec == Codec::fp32)) return false;
   const float* plain = reinterpret_cast<const float*>(grad);
   if (codec != Codec::fp32) {
-    decode_rows(codec, grad, 1, floats, decoded_.get());
+    decode_rows(codec, grad, 1, spec_->floats(piece), decoded_.get());
     plain = decoded_.get();
   }
+  step(piece, plain, lr, version);
+  return true;
+}
+
+void DensePieces::step(int64_t piece, const float* grad, float lr, uint64_t version) {
+  Piece* found = find_to_write(piece);
+  const uint32_t floats = spec_->floats(piece);
   float* value = found->value();
   float* last = scalar(*found, piece);
-  update_rows(spec_->optimizer, lr, std::span<float* const>(&value, 1), &last, plain, floats);
+  update_rows(spec_->optimizer, lr, std::span<float* const>(&value, 1), &last, grad, floats);
   found->version = version;
-  return true;
 }
 
 bool DensePieces::push_compensated(int64_t piece, Codec codec, const std::byte* grad, const std::byte* pulled,
                                    float lambda, float lr, uint64_t version) {
+  if (!prepare(piece, false)) return false;
   const uint32_t floats = spec_->floats(piece);
-  Piece* found = find_or_make(piece);
-  if (found == nullptr) return false;
-  std::vector<float> full(floats);
-  decode_rows(codec, grad, 1, floats, full.data());
+  const float* now = find(piece)->value();
+  float* full = decoded_.get();
+  decode_rows(codec, grad, 1, floats, full);
   for (uint32_t i = 0; i < floats; ++i) {
     float then = 0.0f;
     std::memcpy(&then, pulled + size_t{4} * i, 4);
-    full[i] += lambda * full[i] * full[i] * (found->value()[i] - then);
+    full[i] += lambda * full[i] * full[i] * (now[i] - then);
   }
-  return push(piece, Codec::fp32, reinterpret_cast<const std::byte*>(full.data()), lr, version);
+  step(piece, full, lr, version);
+  return true;
 }
 
 bool DensePieces::assign(int64_t piece, const std::byte* value, uint64_t version) {

@@ -29,7 +29,8 @@ class DensePieces {
   // Writes the piece's values in `codec`; an unborn piece reads as the tensor's initial value.
   void pull(int64_t piece, Codec codec, std::byte* out) const;
   // Each is false when memory is exhausted; the piece is then as it was.
-  bool prepare(int64_t piece, Codec codec);  // gives birth to it: a push in `codec` can then not fail
+  // Gives birth to it: a push can then not fail. `plain`: one that is in fp32 and not compensated.
+  bool prepare(int64_t piece, bool plain);
   bool push(int64_t piece, Codec codec, const std::byte* grad, float lr, uint64_t version);
   // The gradient was made from the values `pulled` (fp32); lambda makes up for what has changed since.
   bool push_compensated(int64_t piece, Codec codec, const std::byte* grad, const std::byte* pulled,
@@ -58,6 +59,7 @@ class DensePieces {
   const Piece* find(int64_t piece) const;
   Piece* find_or_make(int64_t piece);
   Piece* find_to_write(int64_t piece);  // its image is kept
+  void step(int64_t piece, const float* grad, float lr, uint64_t version);
   size_t all_floats(int64_t piece) const;
   // Of the state, where it has one.
   float* scalar(Piece& at, int64_t piece) const { return at.value() + all_floats(piece) - 1; }

@@ -152,8 +152,9 @@ bool Shard::prepare(const PushPart& part) {
   Entry& entry = *find(part.table);
   if (auto* table = std::get_if<TableRows>(&entry.rows)) return table->prepare(part.keys, part.codec);
   auto& pieces = std::get<DensePieces>(entry.rows);
+  const bool plain = part.codec == Codec::fp32 && part.dc_lambda == 0.0f;
   return std::all_of(part.keys.begin(), part.keys.end(),
-                     [&](int64_t key) { return pieces.prepare(key, part.codec); });
+                     [&](int64_t key) { return pieces.prepare(key, plain); });
 }
 
 // `last`: no other part of the same table was prepared since.
