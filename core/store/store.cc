@@ -46,17 +46,18 @@ Status Store::declare(TableSpec spec) {
   if (Status status = check_table(spec); !status.ok()) return status;
   spec.init.salt = mix64(spec.seed ^ hash_name(spec.name));
   const auto shared = std::make_shared<const TableSpec>(std::move(spec));
-  const std::unique_lock lock(mutex_);
-  auto& known = tables_[shared->id];
+  const std::lock_guard declaring(declaring_);
+  const auto known = table(shared->id);
   if (known != nullptr && !same_table(*known, *shared))
     return {Code::mismatch, describe(*known) + " exists; it cannot be opened as " + describe(*shared)};
-  if (tables_.size() > kTablesMax) {
-    tables_.erase(shared->id);
+  if (known != nullptr && shared->generation <= known->generation) return {};
+  if (known == nullptr && tables_.size() >= kTablesMax)
     return {Code::bad_input, "a store holds at most " + std::to_string(kTablesMax) + " tables"};
-  }
-  if (known == nullptr || shared->generation > known->generation) known = shared;
+  // Shards first: whoever finds a table may rely on every shard knowing it.
   for (const auto& shard : shards_)
     if (Status status = shard->declare(shared); !status.ok()) return status;
+  const std::unique_lock lock(mutex_);
+  tables_[shared->id] = shared;
   return {};
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
 #include <vector>
@@ -52,7 +53,8 @@ class Store {
   void placed() { committed_ = 0; }
 
   void fence(uint64_t client, uint32_t incarnation);
-  // The client has ended in good order and nothing of it is under way: its dedupe records go, its fence stays.
+  // The client has ended in good order and nothing of it is under way: its dedupe records go, its fence
+  // stays.
   void forget(uint64_t client, uint32_t incarnation);
   // The newest that any shard has heard of; 0: none.
   uint32_t incarnation(uint64_t client);
@@ -61,8 +63,10 @@ class Store {
   const std::shared_ptr<StagedBudget> budget_ = std::make_shared<StagedBudget>();
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<uint64_t> committed_{0};  // done on every shard up to here
+  std::mutex declaring_;  // one table after the other; taken before mutex_, and held while shards wait
   mutable std::shared_mutex mutex_;
-  std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;  // guarded by mutex_
+  // Guarded by mutex_; written under both.
+  std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
 };
 
 }  // namespace shoal

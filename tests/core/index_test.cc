@@ -175,3 +175,24 @@ TEST(an_index_costs_at_most_40_bytes_a_key) {
   CHECK(most <= 450);
   CHECK(index.memory_bytes() <= 40 * index.size());
 }
+
+// The old array lies beside the new one until it is empty, so memory shows how long that takes: were all keys
+// moved at once, it would never fall.
+TEST(an_insert_moves_a_few_lines_of_an_index_that_grows) {
+  Index index;
+  size_t old_lines = 0;
+  int64_t began = 0;
+  int growths = 0;
+  for (int64_t key = 0; key < 1'000'000; ++key) {
+    const size_t before = index.memory_bytes();
+    CHECK(index.insert(key, hash_of(key), static_cast<uint32_t>(key)));
+    if (index.memory_bytes() > before) {
+      old_lines = before / 64;
+      began = key;
+    } else if (index.memory_bytes() < before) {
+      CHECK(old_lines / static_cast<size_t>(key - began + 1) < 8);
+      ++growths;
+    }
+  }
+  CHECK(growths > 20);
+}
