@@ -159,7 +159,8 @@ class EmbeddedClient : public StoreClient {
   }
   Status commit(const Commit& commit, Deadline deadline) override {
     const Writing writing(*this, false, deadline);
-    return writing.status().ok() ? store_.commit(commit, crew_) : writing.status();
+    std::vector<Ack> acks;
+    return writing.status().ok() ? store_.commit(commit, crew_, acks) : writing.status();
   }
   Result<double> norm(const Commit& commit, Deadline) override { return store_.norm(commit, crew_); }
 

@@ -162,6 +162,7 @@ class Session {
   void answer_when_held(const Header& request, std::vector<Part> marks, std::vector<Part> parts,
                         const Status& status);
   // Sends what is new of a push to the servers behind, with `header`.
+  std::vector<Part> send_on(std::span<const std::byte> commit, std::span<const Ack> acks);
   void send_on(const Header& header, std::span<const Part> parts, std::span<const PushPart> pushes,
                const Groups& groups, std::span<const Ack> acks);
   Outcome replicate(const FrameView& frame, ReplySink& sink);

@@ -379,6 +379,26 @@ Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
   return Outcome::done;
 }
 
+// Sends a commit to the servers behind, for the shards that have just applied it. Gives what is to be held.
+std::vector<Part> Session::send_on(std::span<const std::byte> commit, std::span<const Ack> acks) {
+  std::vector<Chain::Entry> entries;
+  std::vector<Part> marks;
+  const auto bytes = std::make_shared<const std::vector<std::byte>>(commit.begin(), commit.end());
+  for (size_t s = 0; s < acks.size(); ++s) {
+    Part part;
+    part.shard = static_cast<uint16_t>(s);
+    part.term = acks[s].term;
+    set_log_entry(part, acks[s].entry);
+    if (acks[s].status.ok()) marks.push_back(part);
+    if (acks[s].status.ok() && !acks[s].duplicate && !SHOAL_MUTANT(commit_alone))
+      entries.push_back({{part}, bytes});
+  }
+  Header header;
+  header.kind = static_cast<uint16_t>(Kind::replicate_commit);
+  server_.chain.send(header, std::move(entries));
+  return marks;
+}
+
 Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
   Commit commit;
   std::span<const std::byte> body = frame.body;
@@ -387,26 +407,13 @@ Session::Outcome Session::commit(const FrameView& frame, ReplySink& sink) {
   if (frame.header.kind == static_cast<uint16_t>(Kind::commit)) {
     std::vector<Ack> acks;
     const bool chained = server_.chain.in_use();
-    Status status = server_.store.commit(commit, server_.crew, chained ? &acks : nullptr);
+    Status status = server_.store.commit(commit, server_.crew, acks, chained);
+    // Sent on whatever became of the placement: asked again, it is a duplicate here, which nobody sends.
+    std::vector<Part> marks = server_.chain.in_use() ? send_on(frame.body, acks) : std::vector<Part>{};
     // A shard that came or went meanwhile was passed over: asked again, it is done by whoever has it.
     if (!knows_placement(frame) || chained != server_.chain.in_use())
       return answer(frame, other_placement(frame), sink);
     if (!chained) return answer(frame, status, sink);
-    std::vector<Chain::Entry> entries;
-    std::vector<Part> marks;
-    const auto bytes = std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end());
-    for (size_t s = 0; s < acks.size(); ++s) {
-      Part part;
-      part.shard = static_cast<uint16_t>(s);
-      part.term = acks[s].term;
-      set_log_entry(part, acks[s].entry);
-      if (acks[s].status.ok()) marks.push_back(part);
-      if (acks[s].status.ok() && !acks[s].duplicate && !SHOAL_MUTANT(commit_alone))
-        entries.push_back({{part}, bytes});
-    }
-    Header header;
-    header.kind = static_cast<uint16_t>(Kind::replicate_commit);
-    server_.chain.send(header, std::move(entries));
     answer_when_held(frame.header, std::move(marks), {}, status);
     return Outcome::done;
   }

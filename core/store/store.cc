@@ -69,18 +69,27 @@ std::shared_ptr<const TableSpec> Store::table(uint32_t id) const {
 
 // Workers carry the same commit at the same time: each goes through all shards, so whoever is through knows
 // that all are done.
-Status Store::commit(const Commit& commit, WorkCrew& crew, std::vector<Ack>* acks) {
-  if (acks == nullptr && commit.seq <= committed_) return {};
-  std::vector<Ack> own;
-  std::vector<Ack>& all = acks != nullptr ? *acks : own;
-  all.resize(shards_.size());
-  crew.run(all.size(), [&](size_t i) { all[i] = shards_[i]->commit(commit); }, budget_->used < kHelpBytes);
-  for (const Ack& ack : all)
-    if (!ack.status.ok() && ack.status.code() != Code::moved) return ack.status;
-  uint64_t before = committed_;
-  while (before < commit.seq && !committed_.compare_exchange_weak(before, commit.seq)) {
+Status Store::commit(const Commit& commit, WorkCrew& crew, std::vector<Ack>& acks, bool anew) {
+  uint64_t placings = 0;
+  {
+    const std::lock_guard lock(commits_mutex_);
+    if (!anew && commit.seq <= committed_) return {};
+    placings = placings_;
   }
+  acks.resize(shards_.size());
+  crew.run(acks.size(), [&](size_t i) { acks[i] = shards_[i]->commit(commit); }, budget_->used < kHelpBytes);
+  for (const Ack& ack : acks)
+    if (!ack.status.ok() && ack.status.code() != Code::moved) return ack.status;
+  const std::lock_guard lock(commits_mutex_);
+  // A shard that has come since was passed over.
+  if (placings == placings_) committed_ = std::max(committed_, commit.seq);
   return {};
+}
+
+void Store::placed() {
+  const std::lock_guard lock(commits_mutex_);
+  ++placings_;
+  committed_ = 0;
 }
 
 std::vector<std::shared_ptr<const TableSpec>> Store::tables() const {

@@ -42,15 +42,15 @@ class Store {
   Status declare(TableSpec spec);
   std::shared_ptr<const TableSpec> table(uint32_t id) const;  // null: not declared
   std::vector<std::shared_ptr<const TableSpec>> tables() const;
-  // Applies a commit on every shard that is headed here. A commit that is done already costs nothing, but
-  // where `acks` asks for the answers, by shard.
-  Status commit(const Commit& commit, WorkCrew& crew, std::vector<Ack>* acks = nullptr);
+  // Applies a commit on every shard that is headed here; `acks` are their answers, by shard. A commit that is
+  // done already costs nothing and has no answers, unless they are asked for `anew`.
+  Status commit(const Commit& commit, WorkCrew& crew, std::vector<Ack>& acks, bool anew = false);
   // Over the shards that are headed here, in their order; NaN for a commit that was done before the last one.
   double norm(const Commit& commit, WorkCrew& crew);
   StoreFigures figures();
   Result<TableFigures> figures(uint32_t table);
   // New places of the shards in their chains: commits are looked at anew.
-  void placed() { committed_ = 0; }
+  void placed();
 
   void fence(uint64_t client, uint32_t incarnation);
   // The client has ended in good order and nothing of it is under way: its dedupe records go, its fence
@@ -62,8 +62,10 @@ class Store {
  private:
   const std::shared_ptr<StagedBudget> budget_ = std::make_shared<StagedBudget>();
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::atomic<uint64_t> committed_{0};  // done on every shard up to here
   std::mutex declaring_;  // one table after the other; taken before mutex_, and held while shards wait
+  std::mutex commits_mutex_;
+  uint64_t committed_ = 0;  // guarded by commits_mutex_: done on every shard up to here, since the last of
+  uint64_t placings_ = 0;   // so many calls of `placed`
   mutable std::shared_mutex mutex_;
   // Guarded by mutex_; written under both.
   std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;

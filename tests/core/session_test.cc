@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cmath>
+#include <thread>
 
 #include "check.h"
 #include "wire_talk.h"
@@ -527,4 +529,34 @@ TEST(a_segment_that_is_gone_is_unmapped) {
   }
   CHECK(talk.ask(Kind::pull, {&part, 1}).code() == Code::refused);
   CHECK(talk.open());
+}
+
+TEST(a_commit_that_meets_a_new_placement_is_still_sent_to_the_servers_behind) {
+  Server server;
+  server.state.chain.introduce(0, 1, 2);
+  const std::vector<ChainPlace> places(8, {.term = 1, .head = true, .reads = false, .next = 1});
+  constexpr uint32_t kPlacement = 5;
+  server.state.place(kPlacement, places);
+  std::atomic<bool> over{false};
+  // The same placement again and again: while it is being made known, whoever asks is asked to come again.
+  std::thread placing([&] {
+    while (!over) server.state.place(kPlacement, places);
+  });
+  Talk talk(server.state);
+  CHECK(talk.greet(kToken));
+  talk.member_term = kPlacement;
+  constexpr uint64_t kCommits = 2000;
+  for (uint64_t seq = 1; seq <= kCommits; ++seq) {
+    Bytes body;
+    encode_commit({.seq = seq}, body);
+    while (talk.ask(Kind::commit, {}, body).code() == Code::moved) {
+    }
+  }
+  over = true;
+  placing.join();
+  std::vector<uint64_t> entries(8, 0);
+  while (const std::shared_ptr<Request> request = server.state.chain.next_to_send(1)) {
+    for (const Part& part : request->parts) CHECK(log_entry(part) == ++entries[part.shard]);
+  }
+  CHECK(entries == std::vector<uint64_t>(8, kCommits));
 }

@@ -85,6 +85,7 @@ class Talk {
   std::vector<int> descriptors;
   uint64_t client = 7;
   uint32_t incarnation = 1;
+  uint32_t member_term = 0;  // the placement that it knows
 
   bool open() const { return open_; }
   bool proved() const { return session_.proved(); }
@@ -112,6 +113,7 @@ class Talk {
     header.request = ++requests_;
     header.seq = seq;
     header.low = low;
+    header.member_term = member_term;
     sink.replies.clear();
     feed(make_frame(header, parts, body));
     return sink.replies.empty() ? Reply{} : sink.replies.back();
