@@ -39,7 +39,7 @@ RemoteClient::RemoteClient(RemoteOptions options)
                make_heap_arena(kWarmBytes)),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       peers_(kServersMax),
-      machine_(options_.identity.client, options_.identity.incarnation, options_.placement.servers.size()) {
+      protocol_(options_.identity.client, options_.identity.incarnation, builder_) {
   for (const ServerAddress& address : options_.placement.servers)
     peers_[servers_++] = std::make_unique<Peer>(address);
 }
@@ -178,8 +178,8 @@ void RemoteClient::block_until_ready(Deadline deadline) {
   auto until = std::min(deadline, Clock::now() + std::chrono::seconds(1));
   {
     const std::lock_guard lock(mutex_);
-    if (!homeless_.empty()) until = std::min(until, homes_next_);
-    if (!strays_.empty()) until = std::min(until, Clock::now() + kTick);
+    if (protocol_.homeless()) until = std::min(until, homes_next_);
+    if (protocol_.strays()) until = std::min(until, Clock::now() + kTick);
   }
   for (uint32_t i = 0; i < servers_; ++i) {
     const Peer& peer = *peers_[i];
@@ -226,14 +226,8 @@ void RemoteClient::submit(std::shared_ptr<Request> request) {
   std::vector<uint32_t> servers;
   {
     const std::lock_guard lock(mutex_);
-    // By the placement of now, under the lock that it is changed under: what is on its way to a server that
-    // is gone is found there.
-    for (auto& one : builder_.route(std::move(request))) {
-      ++requests_;
-      servers.push_back(one->server);
-      machine_.add(one);
-      if (!builder_.placement()->is_up(one->server)) refused(*one, gone_status(one->server));
-    }
+    servers = protocol_.submit(std::move(request));
+    requests_ += servers.size();
   }
   for (const uint32_t server : servers) flush(server);
 }
@@ -251,50 +245,24 @@ bool RemoteClient::receive_from(uint32_t server) {
 }
 
 bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
-  const auto code = static_cast<Code>(frame.header.code);
-  const auto text = [&] {
-    const std::string all(reinterpret_cast<const char*>(frame.body.data()), frame.body.size());
-    return peers_[server]->address.name() + ": " + all.substr(0, all.find('\0'));
-  };
+  Peer& peer = *peers_[server];
   if (frame.header.kind == static_cast<uint16_t>(Kind::refuse)) {
-    peers_[server]->refusal = {code == Code::ok ? Code::refused : code, text()};
+    const auto code = static_cast<Code>(frame.header.code);
+    const std::string text(reinterpret_cast<const char*>(frame.body.data()), frame.body.size());
+    peer.refusal = {code == Code::ok ? Code::refused : code,
+                    peer.address.name() + ": " + text.substr(0, text.find('\0'))};
     return false;
   }
-  peers_[server]->backoff = {};
-  std::shared_ptr<Request> request;
-  {
-    const std::lock_guard lock(mutex_);
-    request = machine_.find(server, frame.header.request);
+  peer.backoff = {};
+  bool over = true;
+  std::unique_lock lock(mutex_);
+  if (const auto request = protocol_.heard(server, frame)) {
+    lock.unlock();
+    Status status = request->operation->on_reply(*request, frame);
+    lock.lock();
+    over = protocol_.taken(*request, frame, std::move(status));
   }
-  if (request == nullptr) return true;
-  if (code == Code::moved || Homeless::too_new(*request, frame.header, *builder_.placement())) {
-    const std::lock_guard lock(mutex_);
-    refused(*request, {Code::moved, text()});
-    changed_.notify_all();
-    return true;
-  }
-  if (request->header.kind == static_cast<uint16_t>(Kind::pull)) {
-    const std::lock_guard lock(mutex_);
-    for (const Part& part : frame.parts) builder_.note_version(part.shard, part.version);
-    if (!Homeless::too_old(frame, *builder_.placement())) acknowledged_.seen(frame.parts);
-  }
-  const Status status =
-      code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, text()};
-  if (!status.ok() || frame.header.last != 0) {
-    const std::lock_guard lock(mutex_);
-    // Not one that a new placement has just taken back.
-    if (status.ok() && request->header.kind == static_cast<uint16_t>(Kind::push) &&
-        machine_.find(server, frame.header.request) != nullptr) {
-      if (Homeless::too_old(frame, *builder_.placement())) {
-        refused(*request, {Code::moved, "of an earlier term"});
-        changed_.notify_all();
-        return true;
-      }
-      acknowledged_.note(frame.parts, (request->header.flags & kStage) != 0);
-    }
-    machine_.answered(server, frame.header.request, status);
-    if (waiters_ > 0) changed_.notify_all();
-  }
+  if (over && waiters_ > 0) changed_.notify_all();
   return true;
 }
 
@@ -473,7 +441,7 @@ void RemoteClient::close() {
     peer->link.reset();
   }
   const std::lock_guard lock(mutex_);
-  homeless_.send(machine_, builder_);
+  protocol_.send_homeless();
   for (uint32_t i = 0; i < servers_; ++i) machine_.fail(i, {Code::closed, "this client was closed"});
   changed_.notify_all();
 }

@@ -15,8 +15,8 @@
 #include <unordered_map>
 
 #include "base/pool.h"
+#include "serve/client_protocol.h"
 #include "serve/dialling.h"
-#include "serve/homeless.h"
 #include "serve/link.h"
 #include "serve/pulse.h"
 #include "serve/request_builder.h"
@@ -89,10 +89,6 @@ class RemoteClient : public StoreClient {
   void wake();
   void submit(std::shared_ptr<Request> request);
   // remote_placement.cc: shards that move
-  // Sends again, by the placement of now, what was refused because a shard is elsewhere. Under mutex_; gives
-  // the servers that then have something to be sent.
-  void refused(const Request& request, Status why);
-  Status gone_status(uint32_t server) const;
   void send_homeless();
   void pull_anew(const Request& stray);
   uint32_t servers() const { return servers_; }
@@ -138,12 +134,10 @@ class RemoteClient : public StoreClient {
 
   std::mutex mutex_;
   // Guarded by mutex_:
-  ClientMachine machine_;
+  ClientProtocol protocol_;
+  ClientMachine& machine_ = protocol_.machine();
   std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
-  Homeless homeless_;
-  Acknowledged acknowledged_{builder_.shards()};
-  Clock::time_point homes_next_{};                // when they are tried again
-  std::vector<std::shared_ptr<Request>> strays_;  // withdrawn pulls, whose memory a lost server may write to
+  Clock::time_point homes_next_{};  // when what is homeless is tried again; zero: nobody has seen it yet
   bool pumping_ = false;
   bool background_ = false;  // somebody left an operation to the background thread
   bool closing_ = false;
