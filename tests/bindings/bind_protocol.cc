@@ -1,5 +1,5 @@
 // The protocol's state machines, for drivers other than the epoll one: the simulator in tests feeds them
-// frame by frame. `_core.protocol` is a low-level door and no part of the public interface.
+// frame by frame, as `_core.protocol`.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/hash.h"
 #include "base/mutants.h"
 #include "base/sha256.h"
 #include "convert.h"
@@ -20,6 +21,7 @@
 #include "serve/fill.h"
 #include "serve/request_builder.h"
 #include "serve/session.h"
+#include "store/store.h"
 
 namespace nb = nanobind;
 using namespace shoal;
@@ -359,6 +361,17 @@ class SimClient {
   uint64_t last_ = 0;
 };
 
+nb::object key_shards(const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& keys,
+                      uint32_t shards) {
+  nb::object array = nb::module_::import_("numpy").attr("empty")(keys.size(), "uint16");
+  auto* out = nb::cast<nb::ndarray<uint16_t>>(array).data();
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const uint64_t hash = mix64(static_cast<uint64_t>(keys.data()[i]));
+    out[i] = static_cast<uint16_t>(shard_of_hash(hash, shards));
+  }
+  return array;
+}
+
 }  // namespace
 
 void bind_protocol(nb::module_& parent) {
@@ -423,6 +436,7 @@ void bind_protocol(nb::module_& parent) {
       .def("retries", &SimClient::retries)
       .def("rows", &SimClient::rows, "operation"_a);
   m.def("head", &head, "frame"_a);
+  m.def("key_shards", &key_shards, "keys"_a, "shards"_a);
 #ifdef SHOAL_MUTANTS
   m.def("set_mutant", [](const std::string& name) { mutant = name; }, "name"_a);
 #endif
