@@ -111,7 +111,7 @@ class RemoteClient : public StoreClient {
   Result<Figures> sum_figures(uint32_t table, Deadline deadline);
   bool any_shm() const;
   Status send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request, Deadline deadline);
-  Status give_up(const OperationPtr& operation, const char* why);
+  Status give_up(const OperationPtr& operation, const char* why, Code code = Code::internal);
   Result<OperationPtr> sent_whole(const OperationPtr& operation,
                                   const std::function<Result<OperationPtr>()>& send);
   // One request to each of `servers`, with the same part (may be null) and body.
