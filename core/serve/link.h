@@ -32,6 +32,11 @@ struct ServerAddress {
   std::string name() const;  // "server 1 (127.0.0.1:4242)"
 };
 
+struct CoordinatorAddress {
+  std::string host;
+  uint16_t port = 0;
+};
+
 struct ClientIdentity {
   uint64_t client = 0;
   uint32_t incarnation = 0;

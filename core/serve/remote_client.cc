@@ -1,9 +1,6 @@
 #include "serve/remote_client.h"
 
-#include <poll.h>
 #include <sched.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cassert>
@@ -30,6 +27,14 @@ std::string seconds_text(std::chrono::steady_clock::duration time) {
   return text;
 }
 
+std::shared_ptr<Dialling<std::unique_ptr<Link>>> begin_dialling(const ServerAddress& address,
+                                                                std::optional<Lane> lane,
+                                                                const ClientIdentity& identity,
+                                                                Deadline deadline) {
+  const auto dial = [=] { return Link::dial(address, lane, identity, deadline); };
+  return Dialling<std::unique_ptr<Link>>::begin(dial, [] {});
+}
+
 }  // namespace
 
 RemoteClient::RemoteClient(RemoteOptions options)
@@ -37,22 +42,16 @@ RemoteClient::RemoteClient(RemoteOptions options)
       shared_arena_(make_shared_arena(kSegmentBytesMin, options_.shm_bytes_max)),
       builder_(std::make_shared<const Placement>(options_.placement), shared_arena_,
                make_heap_arena(kWarmBytes)),
-      wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       peers_(kServersMax),
       protocol_(options_.identity.client, options_.identity.incarnation, builder_) {
   for (const ServerAddress& address : options_.placement.servers)
     peers_[servers_++] = std::make_unique<Peer>(address);
 }
 
-RemoteClient::~RemoteClient() {
-  close();
-  ::close(wake_fd_);
-}
-
 Status RemoteClient::connect(Deadline deadline) {
   const std::vector<uint32_t> servers = options_.placement.up();
   for (const uint32_t i : servers)
-    peers_[i]->dialling = Dialling::begin(peers_[i]->address, options_.lane, options_.identity, deadline);
+    peers_[i]->dialling = begin_dialling(peers_[i]->address, options_.lane, options_.identity, deadline);
   for (const uint32_t i : servers) {
     Peer& peer = *peers_[i];
     auto link = peer.dialling->result(deadline + kGrace);
@@ -64,22 +63,17 @@ Status RemoteClient::connect(Deadline deadline) {
     peer.dialled = true;
   }
   keeper_ = std::thread([this] { keep(); });
-  if (options_.coordinator.host.empty()) return {};
+  if (options_.coordinators.empty()) return {};
   const auto progress = [this] {
     const std::lock_guard lock(mutex_);
     return PulseBeat{.clock = clock_, .pushes = pushes_, .pulls = pulls_};
   };
   auto pulse =
-      Pulse::start(options_.coordinator.host, options_.coordinator.port, options_.identity,
+      Pulse::start(options_.coordinators, options_.identity,
                    {progress, [this](Deadline by) { return hold(by); }, [this] { release(); }}, deadline);
   if (!pulse.ok()) return pulse.status();
   pulse_ = std::move(*pulse);
   return {};
-}
-
-void RemoteClient::wake() {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = write(wake_fd_, &one, sizeof one);
 }
 
 Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline) {
@@ -174,7 +168,7 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
 }
 
 void RemoteClient::block_until_ready(Deadline deadline) {
-  std::vector<pollfd> fds{{wake_fd_, POLLIN, 0}};
+  std::vector<pollfd> fds;
   auto until = std::min(deadline, Clock::now() + std::chrono::seconds(1));
   {
     const std::lock_guard lock(mutex_);
@@ -192,14 +186,7 @@ void RemoteClient::block_until_ready(Deadline deadline) {
     if (machine_.has_open(i))  // nobody dials a server that owes nothing
       until = std::min(until, peer.dialling != nullptr ? Clock::now() + kTick : peer.next_attempt);
   }
-  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now()).count();
-  if (left <= 0) return;
-  const timespec time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
-  ppoll(fds.data(), fds.size(), &time, nullptr);
-  if ((fds[0].revents & POLLIN) != 0) {
-    uint64_t ignored = 0;
-    [[maybe_unused]] const ssize_t n = read(wake_fd_, &ignored, sizeof ignored);
-  }
+  wake_.wait(fds, until);
 }
 
 void RemoteClient::flush(uint32_t server) {
@@ -305,7 +292,7 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
     if (now < peer.next_attempt || now >= deadline) return;
     // By the same lane as before: open requests may lie in shared memory, which no other lane can reach.
     const auto lane = peer.dialled ? options_.lane.value_or(peer.shm ? Lane::shm : Lane::tcp) : options_.lane;
-    peer.dialling = Dialling::begin(peer.address, lane, options_.identity, now + kDialTime);
+    peer.dialling = begin_dialling(peer.address, lane, options_.identity, now + kDialTime);
   }
   std::optional<Result<std::unique_ptr<Link>>> dialled = peer.dialling->result();
   if (!dialled) return;

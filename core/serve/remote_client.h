@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "base/pool.h"
+#include "net/wake_fd.h"
 #include "serve/client_protocol.h"
 #include "serve/dialling.h"
 #include "serve/link.h"
@@ -29,7 +30,7 @@ inline constexpr size_t kServersMax = 1024;
 class RemoteClient : public StoreClient {
  public:
   RemoteClient(RemoteOptions options);
-  ~RemoteClient() override;
+  ~RemoteClient() override { close(); }
 
   // Dials every server.
   Status connect(Deadline deadline);
@@ -59,8 +60,8 @@ class RemoteClient : public StoreClient {
     std::mutex send_mutex;
     // Replaced by the pump only, under send_mutex; the pump itself reads it without.
     std::unique_ptr<Link> link;
-    bool dialled = false;                // has ever been connected; touched by the pump only
-    std::shared_ptr<Dialling> dialling;  // under way; touched by the pump only
+    bool dialled = false;  // has ever been connected; touched by the pump only
+    std::shared_ptr<Dialling<std::unique_ptr<Link>>> dialling;  // under way; touched by the pump only
     Clock::time_point down_since{};
     Clock::time_point next_attempt{};
     std::chrono::milliseconds backoff{0};
@@ -86,7 +87,7 @@ class RemoteClient : public StoreClient {
   void drop_link(uint32_t server, const Status& why);
   void block_until_ready(Deadline deadline);
   void keep();
-  void wake();
+  void wake() { wake_.wake(); }
   void submit(std::shared_ptr<Request> request);
   // remote_placement.cc: shards that move
   void send_homeless();
@@ -127,7 +128,7 @@ class RemoteClient : public StoreClient {
   const RemoteOptions options_;
   const std::shared_ptr<Arena> shared_arena_;
   RequestBuilder builder_;
-  const int wake_fd_;
+  const WakeFd wake_;
   std::vector<std::unique_ptr<Peer>> peers_;  // room for all there can be: those below servers_ are there
   std::atomic<uint32_t> servers_{0};
   Pool<Merger> mergers_{8};

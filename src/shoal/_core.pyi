@@ -142,8 +142,7 @@ class Client:
         timeout_s: float,
         shm_bytes_max: int,
         any_copy: bool = False,
-        coordinator_host: str = "",  # where to renew the lease, and to be told of cuts; "": nowhere
-        coordinator_port: int = 0,
+        coordinators: Sequence[tuple[str, int]] = (),  # of which one leads: there the lease is renewed
     ) -> Client: ...
     def set_placement(self, placement: Placement) -> None: ...
     # What was acknowledged here and is not in what the shard began that term with: the newest version of
