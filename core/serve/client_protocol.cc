@@ -122,13 +122,14 @@ bool ClientProtocol::set_placement(Placement placement) {
 
 std::vector<uint32_t> ClientProtocol::send_homeless() {
   std::vector<uint32_t> servers;
-  for (const auto& request : std::exchange(homeless_, {})) {
-    for (auto& one : builder_.route(std::make_shared<Request>(*request))) {
+  const size_t count = homeless_.size();
+  for (size_t i = 0; i < count; ++i) {
+    for (auto& one : builder_.route(std::make_shared<Request>(*homeless_[i]))) {
       servers.push_back(one->server);
       machine_.add(std::move(one));
     }
-    machine_.seal(*request->operation);
   }
+  for (const auto& request : std::exchange(homeless_, {})) machine_.seal(*request->operation);
   return servers;
 }
 

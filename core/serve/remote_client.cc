@@ -37,6 +37,23 @@ std::shared_ptr<Dialling<std::unique_ptr<Link>>> begin_dialling(const ServerAddr
 
 }  // namespace
 
+// Whoever has one is the pump. However that ends, somebody else can be it: nobody else would ever close us.
+class RemoteClient::Pumping {
+ public:
+  Pumping(RemoteClient& client, std::unique_lock<std::mutex>& lock) : client_(client), lock_(lock) {
+    assert(lock_.owns_lock() && !client_.pumping_);
+    client_.pumping_ = true;
+  }
+  ~Pumping() {
+    if (!lock_.owns_lock()) lock_.lock();
+    client_.stop_pumping();
+  }
+
+ private:
+  RemoteClient& client_;
+  std::unique_lock<std::mutex>& lock_;
+};
+
 RemoteClient::RemoteClient(RemoteOptions options)
     : options_(std::move(options)),
       shared_arena_(make_shared_arena(kSegmentBytesMin, options_.shm_bytes_max)),
@@ -85,13 +102,13 @@ Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline)
     if (pumping_) {
       wake();  // the background thread gives way to whoever waits
       ++waiters_;
-      changed_.wait_until(lock, deadline, [&] { return done() || !pumping_ || closing_; });
+      changed_.wait_until(lock, deadline, [&] { return !pumping_ || closing_ || done(); });
       --waiters_;
       if (waiters_ == 0 && !pumping_ && background_)
         keeper_wanted_.notify_one();  // we may leave at once, and whoever pumped counted on us
       continue;
     }
-    pumping_ = true;
+    const Pumping pumping(*this, lock);
     auto spin_until = Clock::now() + kSpin;
     while (!done() && !closing_ && Clock::now() < deadline) {
       lock.unlock();
@@ -102,19 +119,15 @@ Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline)
         sched_yield();
       lock.lock();
     }
-    stop_pumping();
   }
 }
 
 void RemoteClient::pump_if_free() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (pumping_ || closing_) return;
-    pumping_ = true;
-  }
+  std::unique_lock lock(mutex_);
+  if (pumping_ || closing_) return;
+  const Pumping pumping(*this, lock);
+  lock.unlock();
   pump_once(Clock::now(), false);
-  const std::lock_guard lock(mutex_);
-  stop_pumping();
 }
 
 // Hands over to whoever waits, or else to the background thread. Under mutex_.
@@ -134,16 +147,16 @@ void RemoteClient::keep() {
       return closing_ || (background_ && !pumping_ && waiters_ == 0 && machine_.operations_open() > 0);
     });
     if (closing_) return;
-    pumping_ = true;
+    const Pumping pumping(*this, lock);
     lock.unlock();
     pump_once(Clock::now() + std::chrono::seconds(1), true);
     lock.lock();
     background_ = machine_.operations_open() > 0;
-    stop_pumping();
   }
 }
 
-bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
+// Out of memory costs nobody more than time: what is open is tried again as long as somebody waits for it.
+bool RemoteClient::pump_once(Deadline deadline, bool may_block) try {
   bool moved = false;
   send_homeless();
   for (uint32_t i = 0; i < servers_; ++i) {
@@ -155,7 +168,8 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
     try {
       moved = receive_from(i) || moved;
     } catch (const std::bad_alloc&) {
-      drop_link(i, {Code::internal, "out of memory for an answer"});  // and ask again
+      give_up_link(peer);
+      moved = true;
     }
     if (broken && peer.link != nullptr) {
       drop_link(i, peer.link->failure());
@@ -165,6 +179,8 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
   }
   if (!moved && may_block) block_until_ready(deadline);
   return moved;
+} catch (const std::bad_alloc&) {
+  return false;
 }
 
 void RemoteClient::block_until_ready(Deadline deadline) {
@@ -193,10 +209,15 @@ void RemoteClient::flush(uint32_t server) {
   Peer& peer = *peers_[server];
   const std::lock_guard sending(peer.send_mutex);
   if (peer.link == nullptr || peer.broken) return;
-  const Link::Progress progress = peer.link->send([&] {
-    const std::lock_guard lock(mutex_);
-    return machine_.next_to_send(server);
-  });
+  Link::Progress progress = Link::Progress::broken;
+  try {
+    progress = peer.link->send([&] {
+      const std::lock_guard lock(mutex_);
+      return machine_.next_to_send(server);
+    });
+  } catch (const std::bad_alloc&) {
+    give_up_link(peer);
+  }
   const bool blocked = progress == Link::Progress::blocked;
   if (progress == Link::Progress::broken) {
     peer.broken = true;
@@ -253,10 +274,17 @@ bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
   return true;
 }
 
+// A frame was lost half way: the connection is made anew, and what is open sent again. Allocates nothing.
+void RemoteClient::give_up_link(Peer& peer) {
+  peer.link->fail({Code::internal, "out of memory"});
+  peer.broken = true;
+}
+
 void RemoteClient::drop_link(uint32_t server, const Status& why) {
   Peer& peer = *peers_[server];
   const std::lock_guard sending(peer.send_mutex);
   const std::lock_guard lock(mutex_);
+  if (peer.refusal.ok()) machine_.lost(server);  // first: where it throws, all this is done again
   if (peer.link != nullptr) {
     peer.sent_before += peer.link->bytes_sent;
     peer.received_before += peer.link->bytes_received;
@@ -276,8 +304,6 @@ void RemoteClient::drop_link(uint32_t server, const Status& why) {
     machine_.fail(server, peer.refusal);
     peer.refusal = {};
     changed_.notify_all();
-  } else {
-    machine_.lost(server);
   }
 }
 

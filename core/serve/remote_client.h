@@ -76,6 +76,7 @@ class RemoteClient : public StoreClient {
   };
 
   // remote_client.cc: the pump
+  class Pumping;
   Status until(const std::function<bool()>& done, Deadline deadline);  // `done` is asked under mutex_
   bool pump_once(Deadline deadline, bool may_block);
   void pump_if_free();
@@ -84,6 +85,7 @@ class RemoteClient : public StoreClient {
   bool receive_from(uint32_t server);
   bool on_frame(uint32_t server, const FrameView& frame);
   void reconnect_if_due(uint32_t server, Deadline deadline);
+  void give_up_link(Peer& peer);
   void drop_link(uint32_t server, const Status& why);
   void block_until_ready(Deadline deadline);
   void keep();
