@@ -79,7 +79,7 @@ Pulse::~Pulse() {
 }
 
 Result<Fd> Pulse::greet(const CoordinatorAddress& coordinator, const ClientIdentity& identity,
-                        Clock::time_point answer_by, Clock::time_point deadline) {
+                        Clock::time_point answer_by, Clock::time_point welcome_by) {
   Result<Fd> socket = connect_tcp(coordinator.host, coordinator.port, ms_left(answer_by));
   if (!socket.ok()) return socket.status();
   const int fd = socket->get();
@@ -94,7 +94,7 @@ Result<Fd> Pulse::greet(const CoordinatorAddress& coordinator, const ClientIdent
   };
   const Digest ours = prove(client_proof);
   if (Status s = send_all(fd, &ours, sizeof ours); !s.ok()) return s;
-  if (Status s = receive_all(fd, &answer, sizeof answer, deadline); !s.ok()) return s;
+  if (Status s = receive_all(fd, &answer, sizeof answer, welcome_by); !s.ok()) return s;
   if (!equal_constant_time(answer, prove(server_proof)))
     return Status{Code::refused, "the coordinator does not have our token"};
   return socket;
@@ -105,9 +105,10 @@ Result<Pulse::Line> Pulse::find_leader(const Coordinators& coordinators, size_t 
   Status why;
   for (size_t i = 0; i < coordinators.size() && (i == 0 || Clock::now() < deadline); ++i) {
     const size_t at = (first + i) % coordinators.size();
-    const auto answer_by =
-        coordinators.size() == 1 ? deadline : std::min(deadline, Clock::now() + kAnswerTime);
-    Result<Fd> socket = greet(coordinators[at], identity, answer_by, deadline);
+    const bool one = coordinators.size() == 1;
+    const auto answer_by = one ? deadline : std::min(deadline, Clock::now() + kAnswerTime);
+    const auto welcome_by = one ? deadline : std::min(deadline, answer_by + kSilence);
+    Result<Fd> socket = greet(coordinators[at], identity, answer_by, welcome_by);
     if (socket.ok()) return Line{std::move(*socket), at};
     why = socket.status();
   }

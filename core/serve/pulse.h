@@ -71,7 +71,7 @@ class Pulse {
     size_t coordinator = 0;
   };
   static Result<Fd> greet(const CoordinatorAddress& coordinator, const ClientIdentity& identity,
-                          Clock::time_point answer_by, Clock::time_point deadline);
+                          Clock::time_point answer_by, Clock::time_point welcome_by);
   static Result<Line> find_leader(const Coordinators& coordinators, size_t first,
                                   const ClientIdentity& identity, Clock::time_point deadline);
   std::shared_ptr<Dialling<Line>> begin_dialling(Clock::time_point deadline) const;

@@ -315,7 +315,7 @@ TEST(a_client_goes_on_wherever_its_memory_runs_out) {
     for (int64_t enough = 0, had_enough = false; !had_enough; ++enough) {
       allocations_left = enough;
       try {
-        push(*client, 1, keys, 4, 1.0f);
+        [[maybe_unused]] const Status pushed = push(*client, 1, keys, 4, 1.0f);  // whether or not it could be
         pull(*client, 1, keys);
       } catch (const std::bad_alloc&) {
         allocations_left = -1;
