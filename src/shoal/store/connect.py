@@ -251,9 +251,7 @@ def client_of(
     return Client(session, directory)
 
 
-def _connect_core(
-    address: Address, grant: ClientGrant, token: str, options: ClientOptions
-) -> _core.Client:
+def _connect_core(address: Address, grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:
     """Also where the coordinator dies just now: the core calls it once only before it is connected."""
     end = time.monotonic() + (options.timeout_s if address.others else _REFUSED_PATIENCE_S)
     while True:
