@@ -14,7 +14,7 @@ CTEST := $(BIN)/ctest --output-on-failure
 
 # The tree that the package is built in; the C++ tests link the very library that ships.
 PACKAGE := build/package
-CPP := CMakeLists.txt $(shell find core bindings -name '*.cc' -o -name '*.h' 2>/dev/null)
+CPP := CMakeLists.txt $(shell find core bindings tests/bindings -name '*.cc' -o -name '*.h' 2>/dev/null)
 PY := $(shell find src -name '*.py' -o -name '*.pyi' -o -name py.typed)
 # What the sanitizers watch from Python: everything that is not long by itself; they slow it several times.
 # Their reports go to the real standard error, which pytest must leave alone.

@@ -1,13 +1,10 @@
 // The server's data plane, started and stopped from Python and needing nothing of it in between.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
-#include "base/hash.h"
 #include "convert.h"
 #include "py_client.h"
 #include "py_server.h"
-#include "store/store.h"
 
 namespace nb = nanobind;
 using namespace shoal;
@@ -45,17 +42,6 @@ nb::dict counters(const PyServer& self) {
                  {"bytes_out", c.bytes_out}});
 }
 
-nb::object key_shards(const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& keys,
-                      uint32_t shards) {
-  nb::object array = nb::module_::import_("numpy").attr("empty")(keys.size(), "uint16");
-  auto* out = nb::cast<nb::ndarray<uint16_t>>(array).data();
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const uint64_t hash = mix64(static_cast<uint64_t>(keys.data()[i]));
-    out[i] = static_cast<uint16_t>(shard_of_hash(hash, shards));
-  }
-  return array;
-}
-
 }  // namespace
 
 nb::class_<PyServer> bind_server(nb::module_& m) {
@@ -83,6 +69,5 @@ nb::class_<PyServer> bind_server(nb::module_& m) {
       .def_prop_ro("port", [](const PyServer& self) { return self.server->port(); })
       .def("counters", &counters)
       .def("stop", [](PyServer& self) { without_gil([&] { self.server->stop(); }); });
-  m.def("key_shards", &key_shards, "keys"_a, "shards"_a);
   return server;
 }

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -161,10 +162,11 @@ void bind_specs(nb::module_& m) {
       .def_ro("version", &Placement::version);
 }
 
+using Coordinators = std::vector<std::pair<std::string, uint16_t>>;
+
 PyClientPtr connect(uint64_t client_id, uint32_t incarnation, const nb::bytes& token,
                     const Placement& placement, const std::string& lane, double timeout_s,
-                    size_t shm_bytes_max, bool any_copy, std::string coordinator_host,
-                    uint16_t coordinator_port) {
+                    size_t shm_bytes_max, bool any_copy, const Coordinators& coordinators) {
   RemoteOptions options;
   options.identity = {client_id, incarnation, to_bytes(token),
                       static_cast<uint32_t>(placement.shards.size())};
@@ -172,7 +174,7 @@ PyClientPtr connect(uint64_t client_id, uint32_t incarnation, const nb::bytes& t
   if (any_copy) options.placement.any_copy = static_cast<uint32_t>(client_id);
   options.lane = parse_lane(lane);
   options.shm_bytes_max = shm_bytes_max;
-  options.coordinator = {std::move(coordinator_host), coordinator_port};
+  for (const auto& [host, port] : coordinators) options.coordinators.push_back({host, port});
   return std::make_shared<PyClient>(
       take(without_gil([&] { return connect_remote(std::move(options), deadline_in(timeout_s)); })));
 }
@@ -344,7 +346,7 @@ nb::class_<PyClient> bind_store(nb::module_& m) {
              [](const PyClientPtr& self) { return std::make_shared<PyClient>(take(self->use().fork())); });
   client.def_static("connect", &connect, nb::kw_only(), "client_id"_a, "incarnation"_a, "token"_a,
                     "placement"_a, "lane"_a, "timeout_s"_a, "shm_bytes_max"_a, "any_copy"_a = false,
-                    "coordinator_host"_a = "", "coordinator_port"_a = 0);
+                    "coordinators"_a = Coordinators{});
   client.def("set_placement", [](const PyClientPtr& self, const Placement& placement) {
     StoreClient& c = self->use();
     without_gil([&] { c.set_placement(placement); });

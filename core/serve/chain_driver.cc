@@ -1,9 +1,5 @@
 #include "serve/chain_driver.h"
 
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "base/log.h"
@@ -17,20 +13,9 @@ constexpr auto kDialTime = std::chrono::milliseconds(500);  // others wait meanw
 
 }  // namespace
 
-ChainDriver::ChainDriver(Chain& chain, std::vector<std::byte> token, uint32_t shards)
-    : chain_(chain), wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+ChainDriver::ChainDriver(Chain& chain, std::vector<std::byte> token, uint32_t shards) : chain_(chain) {
   identity_.token = std::move(token);
   identity_.shards = shards;
-}
-
-ChainDriver::~ChainDriver() {
-  stop();
-  close(wake_fd_);
-}
-
-void ChainDriver::wake() {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = write(wake_fd_, &one, sizeof one);
 }
 
 void ChainDriver::stop() {
@@ -94,7 +79,7 @@ void ChainDriver::carry(uint32_t server, Peer& peer) {
 }
 
 void ChainDriver::wait(const std::vector<std::pair<uint32_t, std::shared_ptr<Peer>>>& peers) {
-  std::vector<pollfd> fds{{wake_fd_, POLLIN, 0}};
+  std::vector<pollfd> fds;
   auto until = Clock::now() + std::chrono::seconds(3600);
   for (const auto& [server, peer] : peers) {
     if (peer->link != nullptr)
@@ -102,14 +87,7 @@ void ChainDriver::wait(const std::vector<std::pair<uint32_t, std::shared_ptr<Pee
     else if (chain_.has_open(server))
       until = std::min(until, peer->next_attempt);
   }
-  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now()).count();
-  if (left <= 0) return;
-  const timespec time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
-  ppoll(fds.data(), fds.size(), &time, nullptr);
-  uint64_t ignored = 0;
-  if ((fds[0].revents & POLLIN) != 0) {
-    [[maybe_unused]] const ssize_t n = read(wake_fd_, &ignored, sizeof ignored);
-  }
+  wake_.wait(fds, until);
 }
 
 void ChainDriver::run() {

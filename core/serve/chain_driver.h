@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "net/wake_fd.h"
 #include "serve/chain.h"
 #include "serve/link.h"
 
@@ -14,9 +15,9 @@ namespace shoal {
 class ChainDriver {
  public:
   ChainDriver(Chain& chain, std::vector<std::byte> token, uint32_t shards);
-  ~ChainDriver();
+  ~ChainDriver() { stop(); }
 
-  void wake();  // from any thread
+  void wake() { wake_.wake(); }  // from any thread
   // Who this server is, and where the others are. The first call starts the thread.
   void introduce(uint32_t server, const std::vector<ServerAddress>& servers);
   void stop();
@@ -40,7 +41,7 @@ class ChainDriver {
 
   Chain& chain_;
   ClientIdentity identity_;
-  const int wake_fd_;
+  const WakeFd wake_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;

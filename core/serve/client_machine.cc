@@ -39,18 +39,24 @@ void ClientMachine::add(std::shared_ptr<Request> request) {
   request->header.request = number;
   request->header.seq = operation.seq_;
   assert(operation.open_ > 0);
+  // Where memory runs out it was not added.
+  const auto open = server.open.emplace(number, std::move(request)).first;
+  try {
+    server.unsent.push_back(number);
+  } catch (...) {
+    server.open.erase(open);
+    throw;
+  }
   ++operation.open_;
-  server.bytes_open += bytes_of(*request);
-  server.unsent.push_back(number);
-  server.open.emplace(number, std::move(request));
+  server.bytes_open += bytes_of(*open->second);
 }
 
 std::shared_ptr<Request> ClientMachine::next_to_send(uint32_t server) {
   PerServer& s = servers_[server];
   if (s.unsent.empty()) return nullptr;
   const uint64_t number = s.unsent.front();
+  s.sent.insert(number);  // may throw
   s.unsent.pop_front();
-  s.sent.insert(number);
   const std::shared_ptr<Request>& request = s.open.at(number);
   request->header.low = SHOAL_MUTANT(low_too_high) ? next_seq_ : low();
   return request;

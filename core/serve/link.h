@@ -32,6 +32,11 @@ struct ServerAddress {
   std::string name() const;  // "server 1 (127.0.0.1:4242)"
 };
 
+struct CoordinatorAddress {
+  std::string host;
+  uint16_t port = 0;
+};
+
 struct ClientIdentity {
   uint64_t client = 0;
   uint32_t incarnation = 0;
@@ -60,6 +65,7 @@ class Link {
   // Reads what is there and hands every frame to `handle`; false from it means the server is to be left.
   Progress receive(const std::function<bool(const FrameView&)>& handle);
   Status failure() const;  // of a broken link
+  void fail(Status status);
   // Says that this client will send no more, so that the server can forget it. A courtesy: it may fail.
   void goodbye(const ClientIdentity& identity);
 
@@ -76,7 +82,6 @@ class Link {
 
   const std::unique_ptr<Stream> stream_;
   const Lane lane_;
-  void fail(Status status);
 
   mutable std::mutex failure_mutex_;  // sender and receiver may both find that it is broken
   Status failure_;                    // guarded by failure_mutex_

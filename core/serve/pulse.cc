@@ -1,7 +1,5 @@
 #include "serve/pulse.h"
 
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -17,6 +15,10 @@ namespace {
 constexpr auto kBeatEvery = std::chrono::milliseconds(500);
 constexpr auto kRedialAfter = std::chrono::milliseconds(250);
 constexpr auto kDialTime = std::chrono::seconds(2);
+constexpr auto kGrace = std::chrono::milliseconds(100);  // a thread that dials says more than its deadline
+constexpr auto kAnswerTime = std::chrono::seconds(1);    // of several, for one that may not lead
+constexpr auto kSilence = std::chrono::seconds(2);       // four beats
+constexpr int kNoSocket = -1;
 constexpr auto kHoldTime = std::chrono::milliseconds(900);
 // A hold ends by itself after this. The coordinator takes no cut that began later; a lost connection does not
 // end it sooner, for the coordinator may not have seen that yet.
@@ -54,75 +56,118 @@ Status receive_all(int fd, void* data, size_t bytes, Pulse::Clock::time_point de
 
 }  // namespace
 
-Pulse::Pulse(std::string host, uint16_t port, ClientIdentity identity, Callbacks callbacks)
-    : host_(std::move(host)),
-      port_(port),
+Pulse::Pulse(Coordinators coordinators, ClientIdentity identity, Callbacks callbacks)
+    : coordinators_(std::move(coordinators)),
       identity_(std::move(identity)),
-      callbacks_(std::move(callbacks)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+      callbacks_(std::move(callbacks)) {}
 
-Result<std::unique_ptr<Pulse>> Pulse::start(std::string host, uint16_t port, ClientIdentity identity,
+Result<std::unique_ptr<Pulse>> Pulse::start(Coordinators coordinators, ClientIdentity identity,
                                             Callbacks callbacks, Clock::time_point deadline) {
-  auto pulse = std::make_unique<Pulse>(std::move(host), port, std::move(identity), std::move(callbacks));
-  if (Status status = pulse->dial(deadline); !status.ok()) return status;
+  auto pulse = std::make_unique<Pulse>(std::move(coordinators), std::move(identity), std::move(callbacks));
+  auto line = pulse->begin_dialling(deadline)->result(deadline + kGrace);
+  if (!line) return Status{Code::timeout, "no address of the coordinator was found in time"};
+  if (!line->ok()) return line->status();
+  pulse->line_ = std::move(**line);
   pulse->thread_ = std::thread([self = pulse.get()] { self->run(); });
   return pulse;
 }
 
 Pulse::~Pulse() {
   stopping_ = true;
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
+  wake_->wake();
   if (thread_.joinable()) thread_.join();
 }
 
-Status Pulse::dial(Clock::time_point deadline) {
-  Result<Fd> socket = connect_tcp(host_, port_, ms_left(deadline));
+Result<Fd> Pulse::greet(const CoordinatorAddress& coordinator, const ClientIdentity& identity,
+                        Clock::time_point answer_by, Clock::time_point welcome_by) {
+  Result<Fd> socket = connect_tcp(coordinator.host, coordinator.port, ms_left(answer_by));
   if (!socket.ok()) return socket.status();
   const int fd = socket->get();
   const PulseHello hello{
-      .incarnation = identity_.incarnation, .client = identity_.client, .nonce = random_nonce()};
+      .incarnation = identity.incarnation, .client = identity.client, .nonce = random_nonce()};
   Digest theirs{};
   Digest answer{};
   if (Status s = send_all(fd, &hello, sizeof hello); !s.ok()) return s;
-  if (Status s = receive_all(fd, &theirs, sizeof theirs, deadline); !s.ok()) return s;
+  if (Status s = receive_all(fd, &theirs, sizeof theirs, answer_by); !s.ok()) return s;
   const auto prove = [&](auto proof) {
-    return proof(identity_.token, hello.nonce, theirs, identity_.client, identity_.incarnation);
+    return proof(identity.token, hello.nonce, theirs, identity.client, identity.incarnation);
   };
   const Digest ours = prove(client_proof);
   if (Status s = send_all(fd, &ours, sizeof ours); !s.ok()) return s;
-  if (Status s = receive_all(fd, &answer, sizeof answer, deadline); !s.ok()) return s;
+  if (Status s = receive_all(fd, &answer, sizeof answer, welcome_by); !s.ok()) return s;
   if (!equal_constant_time(answer, prove(server_proof)))
-    return {Code::refused, "the coordinator does not have our token"};
-  socket_ = std::move(*socket);
-  return {};
+    return Status{Code::refused, "the coordinator does not have our token"};
+  return socket;
+}
+
+Result<Pulse::Line> Pulse::find_leader(const Coordinators& coordinators, size_t first,
+                                       const ClientIdentity& identity, Clock::time_point deadline) {
+  Status why;
+  for (size_t i = 0; i < coordinators.size() && (i == 0 || Clock::now() < deadline); ++i) {
+    const size_t at = (first + i) % coordinators.size();
+    const bool one = coordinators.size() == 1;
+    const auto answer_by = one ? deadline : std::min(deadline, Clock::now() + kAnswerTime);
+    const auto welcome_by = one ? deadline : std::min(deadline, answer_by + kSilence);
+    Result<Fd> socket = greet(coordinators[at], identity, answer_by, welcome_by);
+    if (socket.ok()) return Line{std::move(*socket), at};
+    why = socket.status();
+  }
+  if (coordinators.size() == 1) return why;
+  return Status{Code::unavailable, "no coordinator leads; the last one: " + why.message()};
+}
+
+std::shared_ptr<Dialling<Pulse::Line>> Pulse::begin_dialling(Clock::time_point deadline) const {
+  const auto dial = [all = coordinators_, first = line_.coordinator, who = identity_, deadline] {
+    return find_leader(all, first, who, deadline);
+  };
+  return Dialling<Line>::begin(dial, [wake = wake_] { wake->wake(); });
+}
+
+bool Pulse::dial() {
+  const auto time = kDialTime * coordinators_.size();
+  const auto dialling = begin_dialling(Clock::now() + time);
+  while (!stopping_) {
+    if (auto line = dialling->result()) {
+      if (line->ok()) line_ = std::move(**line);
+      return line->ok();
+    }
+    wait(kNoSocket, Clock::now() + time);
+  }
+  return false;
 }
 
 void Pulse::run() {
   while (!stopping_) {
-    if (socket_.valid() || dial(Clock::now() + kDialTime).ok()) listen();
-    socket_.reset();
-    if (stopping_) break;
-    pollfd wait{wake_.get(), POLLIN, 0};
-    poll(&wait, 1, static_cast<int>(kRedialAfter.count()));
-    if (held_ != 0 && Clock::now() >= held_until_) end_hold();
+    if (line_.socket.valid() || dial()) listen();
+    line_.socket.reset();
+    if (!stopping_) wait(kNoSocket, Clock::now() + kRedialAfter);
   }
   end_hold();
 }
 
+// Also ends a hold that is over meanwhile.
+bool Pulse::wait(int socket, Clock::time_point until) {
+  std::vector<pollfd> sockets{{socket, POLLIN, 0}};
+  wake_->wait(sockets, held_ != 0 ? std::min(until, held_until_) : until);
+  if (held_ != 0 && Clock::now() >= held_until_) end_hold();
+  return sockets[0].revents != 0;
+}
+
 void Pulse::listen() {
   next_beat_ = Clock::now();
+  auto heard = next_beat_;
   for (;;) {
     if (stopping_) return beat(PulseBeat::bye);
-    const auto now = Clock::now();
-    if (held_ != 0 && now >= held_until_) end_hold();
-    if (now >= next_beat_) beat(PulseBeat::alive);
-    if (!socket_.valid()) return;
-    pollfd fds[] = {{wake_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
-    poll(fds, 2, ms_left(held_ != 0 ? std::min(next_beat_, held_until_) : next_beat_));
-    if (fds[1].revents == 0) continue;
+    if (Clock::now() >= next_beat_) beat(PulseBeat::alive);
+    if (!line_.socket.valid()) return;
+    if (!wait(line_.socket.get(), next_beat_)) {
+      if (coordinators_.size() == 1 || Clock::now() < heard + kSilence) continue;
+      line_.coordinator = (line_.coordinator + 1) % coordinators_.size();
+      return;
+    }
     PulseOrder order;
-    if (!receive_all(socket_.get(), &order, sizeof order, Clock::now() + kDialTime).ok()) return;
+    if (!receive_all(line_.socket.get(), &order, sizeof order, Clock::now() + kDialTime).ok()) return;
+    heard = Clock::now();
     obey(order);
   }
 }
@@ -142,7 +187,7 @@ void Pulse::beat(uint32_t kind, uint32_t number) {
   PulseBeat record = callbacks_.progress();
   record.kind = kind;
   record.number = number;
-  if (!send_all(socket_.get(), &record, sizeof record).ok()) socket_.reset();
+  if (!send_all(line_.socket.get(), &record, sizeof record).ok()) line_.socket.reset();
   next_beat_ = Clock::now() + kBeatEvery;
 }
 

@@ -1,8 +1,10 @@
-// A client's own line to the coordinator: a thread that never needs the caller, nor the GIL. It renews the
-// client's lease, with its progress, and holds pushes back for a cut when it is told to.
+// A client's own line to the coordinator that leads: a thread that never needs the caller, nor the GIL. It
+// renews the client's lease, with its progress, and holds pushes back for a cut when it is told to.
 //
 // Records have a fixed size and no parser: little-endian numbers, as below. First the client sends a Hello
-// and gets a nonce, sends its proof (net/handshake.h) and gets the coordinator's.
+// and gets a nonce, sends its proof (net/handshake.h) and gets the coordinator's. Where there are several,
+// only the one that leads answers, also each beat (by a release of order 0); one that does not is left for
+// the next.
 #pragma once
 
 #include <atomic>
@@ -18,6 +20,8 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "net/fd.h"
+#include "net/wake_fd.h"
+#include "serve/dialling.h"
 #include "serve/link.h"
 
 namespace shoal {
@@ -54,28 +58,38 @@ class Pulse {
     std::function<void()> release;
   };
 
-  Pulse(std::string host, uint16_t port, ClientIdentity identity, Callbacks callbacks);
+  using Coordinators = std::vector<CoordinatorAddress>;
+  Pulse(Coordinators coordinators, ClientIdentity identity, Callbacks callbacks);
   // Connected when it returns; later it connects again by itself.
-  static Result<std::unique_ptr<Pulse>> start(std::string host, uint16_t port, ClientIdentity identity,
+  static Result<std::unique_ptr<Pulse>> start(Coordinators coordinators, ClientIdentity identity,
                                               Callbacks callbacks, Clock::time_point deadline);
   ~Pulse();  // says goodbye
 
  private:
-  Status dial(Clock::time_point deadline);
+  struct Line {
+    Fd socket;
+    size_t coordinator = 0;
+  };
+  static Result<Fd> greet(const CoordinatorAddress& coordinator, const ClientIdentity& identity,
+                          Clock::time_point answer_by, Clock::time_point welcome_by);
+  static Result<Line> find_leader(const Coordinators& coordinators, size_t first,
+                                  const ClientIdentity& identity, Clock::time_point deadline);
+  std::shared_ptr<Dialling<Line>> begin_dialling(Clock::time_point deadline) const;
   void run();
-  void listen();  // until the connection or the thread is to end
+  bool dial();                                     // false: nobody leads yet, or the thread is to end
+  void listen();                                   // until the connection or the thread is to end
+  bool wait(int socket, Clock::time_point until);  // true: there is something to be read
   void obey(const PulseOrder& order);
   void beat(uint32_t kind, uint32_t number = 0);
   void end_hold();
 
-  const std::string host_;
-  const uint16_t port_;
+  const Coordinators coordinators_;
   const ClientIdentity identity_;
   const Callbacks callbacks_;
-  const Fd wake_;
+  const std::shared_ptr<WakeFd> wake_ = std::make_shared<WakeFd>();  // shared with who dials
   std::atomic<bool> stopping_{false};
   // Touched by thread_ only, once it runs:
-  Fd socket_;
+  Line line_;
   uint32_t held_ = 0;  // number of the order
   Clock::time_point held_until_{};
   Clock::time_point next_beat_{};

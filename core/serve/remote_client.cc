@@ -1,9 +1,6 @@
 #include "serve/remote_client.h"
 
-#include <poll.h>
 #include <sched.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cassert>
@@ -30,29 +27,48 @@ std::string seconds_text(std::chrono::steady_clock::duration time) {
   return text;
 }
 
+std::shared_ptr<Dialling<std::unique_ptr<Link>>> begin_dialling(const ServerAddress& address,
+                                                                std::optional<Lane> lane,
+                                                                const ClientIdentity& identity,
+                                                                Deadline deadline) {
+  const auto dial = [=] { return Link::dial(address, lane, identity, deadline); };
+  return Dialling<std::unique_ptr<Link>>::begin(dial, [] {});
+}
+
 }  // namespace
+
+// Whoever has one is the pump. However that ends, somebody else can be it: nobody else would ever close us.
+class RemoteClient::Pumping {
+ public:
+  Pumping(RemoteClient& client, std::unique_lock<std::mutex>& lock) : client_(client), lock_(lock) {
+    assert(lock_.owns_lock() && !client_.pumping_);
+    client_.pumping_ = true;
+  }
+  ~Pumping() {
+    if (!lock_.owns_lock()) lock_.lock();
+    client_.stop_pumping();
+  }
+
+ private:
+  RemoteClient& client_;
+  std::unique_lock<std::mutex>& lock_;
+};
 
 RemoteClient::RemoteClient(RemoteOptions options)
     : options_(std::move(options)),
       shared_arena_(make_shared_arena(kSegmentBytesMin, options_.shm_bytes_max)),
       builder_(std::make_shared<const Placement>(options_.placement), shared_arena_,
                make_heap_arena(kWarmBytes)),
-      wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       peers_(kServersMax),
-      machine_(options_.identity.client, options_.identity.incarnation, options_.placement.servers.size()) {
+      protocol_(options_.identity.client, options_.identity.incarnation, builder_) {
   for (const ServerAddress& address : options_.placement.servers)
     peers_[servers_++] = std::make_unique<Peer>(address);
-}
-
-RemoteClient::~RemoteClient() {
-  close();
-  ::close(wake_fd_);
 }
 
 Status RemoteClient::connect(Deadline deadline) {
   const std::vector<uint32_t> servers = options_.placement.up();
   for (const uint32_t i : servers)
-    peers_[i]->dialling = Dialling::begin(peers_[i]->address, options_.lane, options_.identity, deadline);
+    peers_[i]->dialling = begin_dialling(peers_[i]->address, options_.lane, options_.identity, deadline);
   for (const uint32_t i : servers) {
     Peer& peer = *peers_[i];
     auto link = peer.dialling->result(deadline + kGrace);
@@ -64,22 +80,17 @@ Status RemoteClient::connect(Deadline deadline) {
     peer.dialled = true;
   }
   keeper_ = std::thread([this] { keep(); });
-  if (options_.coordinator.host.empty()) return {};
+  if (options_.coordinators.empty()) return {};
   const auto progress = [this] {
     const std::lock_guard lock(mutex_);
     return PulseBeat{.clock = clock_, .pushes = pushes_, .pulls = pulls_};
   };
   auto pulse =
-      Pulse::start(options_.coordinator.host, options_.coordinator.port, options_.identity,
+      Pulse::start(options_.coordinators, options_.identity,
                    {progress, [this](Deadline by) { return hold(by); }, [this] { release(); }}, deadline);
   if (!pulse.ok()) return pulse.status();
   pulse_ = std::move(*pulse);
   return {};
-}
-
-void RemoteClient::wake() {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = write(wake_fd_, &one, sizeof one);
 }
 
 Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline) {
@@ -91,13 +102,13 @@ Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline)
     if (pumping_) {
       wake();  // the background thread gives way to whoever waits
       ++waiters_;
-      changed_.wait_until(lock, deadline, [&] { return done() || !pumping_ || closing_; });
+      changed_.wait_until(lock, deadline, [&] { return !pumping_ || closing_ || done(); });
       --waiters_;
       if (waiters_ == 0 && !pumping_ && background_)
         keeper_wanted_.notify_one();  // we may leave at once, and whoever pumped counted on us
       continue;
     }
-    pumping_ = true;
+    const Pumping pumping(*this, lock);
     auto spin_until = Clock::now() + kSpin;
     while (!done() && !closing_ && Clock::now() < deadline) {
       lock.unlock();
@@ -108,19 +119,15 @@ Status RemoteClient::until(const std::function<bool()>& done, Deadline deadline)
         sched_yield();
       lock.lock();
     }
-    stop_pumping();
   }
 }
 
 void RemoteClient::pump_if_free() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (pumping_ || closing_) return;
-    pumping_ = true;
-  }
+  std::unique_lock lock(mutex_);
+  if (pumping_ || closing_) return;
+  const Pumping pumping(*this, lock);
+  lock.unlock();
   pump_once(Clock::now(), false);
-  const std::lock_guard lock(mutex_);
-  stop_pumping();
 }
 
 // Hands over to whoever waits, or else to the background thread. Under mutex_.
@@ -140,16 +147,16 @@ void RemoteClient::keep() {
       return closing_ || (background_ && !pumping_ && waiters_ == 0 && machine_.operations_open() > 0);
     });
     if (closing_) return;
-    pumping_ = true;
+    const Pumping pumping(*this, lock);
     lock.unlock();
     pump_once(Clock::now() + std::chrono::seconds(1), true);
     lock.lock();
     background_ = machine_.operations_open() > 0;
-    stop_pumping();
   }
 }
 
-bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
+// Out of memory costs nobody more than time: what is open is tried again as long as somebody waits for it.
+bool RemoteClient::pump_once(Deadline deadline, bool may_block) try {
   bool moved = false;
   send_homeless();
   for (uint32_t i = 0; i < servers_; ++i) {
@@ -161,7 +168,8 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
     try {
       moved = receive_from(i) || moved;
     } catch (const std::bad_alloc&) {
-      drop_link(i, {Code::internal, "out of memory for an answer"});  // and ask again
+      give_up_link(peer);
+      moved = true;
     }
     if (broken && peer.link != nullptr) {
       drop_link(i, peer.link->failure());
@@ -171,15 +179,17 @@ bool RemoteClient::pump_once(Deadline deadline, bool may_block) {
   }
   if (!moved && may_block) block_until_ready(deadline);
   return moved;
+} catch (const std::bad_alloc&) {
+  return false;
 }
 
 void RemoteClient::block_until_ready(Deadline deadline) {
-  std::vector<pollfd> fds{{wake_fd_, POLLIN, 0}};
+  std::vector<pollfd> fds;
   auto until = std::min(deadline, Clock::now() + std::chrono::seconds(1));
   {
     const std::lock_guard lock(mutex_);
-    if (!homeless_.empty()) until = std::min(until, homes_next_);
-    if (!strays_.empty()) until = std::min(until, Clock::now() + kTick);
+    if (protocol_.homeless()) until = std::min(until, homes_next_);
+    if (protocol_.strays()) until = std::min(until, Clock::now() + kTick);
   }
   for (uint32_t i = 0; i < servers_; ++i) {
     const Peer& peer = *peers_[i];
@@ -192,24 +202,22 @@ void RemoteClient::block_until_ready(Deadline deadline) {
     if (machine_.has_open(i))  // nobody dials a server that owes nothing
       until = std::min(until, peer.dialling != nullptr ? Clock::now() + kTick : peer.next_attempt);
   }
-  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now()).count();
-  if (left <= 0) return;
-  const timespec time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
-  ppoll(fds.data(), fds.size(), &time, nullptr);
-  if ((fds[0].revents & POLLIN) != 0) {
-    uint64_t ignored = 0;
-    [[maybe_unused]] const ssize_t n = read(wake_fd_, &ignored, sizeof ignored);
-  }
+  wake_.wait(fds, until);
 }
 
 void RemoteClient::flush(uint32_t server) {
   Peer& peer = *peers_[server];
   const std::lock_guard sending(peer.send_mutex);
   if (peer.link == nullptr || peer.broken) return;
-  const Link::Progress progress = peer.link->send([&] {
-    const std::lock_guard lock(mutex_);
-    return machine_.next_to_send(server);
-  });
+  Link::Progress progress = Link::Progress::broken;
+  try {
+    progress = peer.link->send([&] {
+      const std::lock_guard lock(mutex_);
+      return machine_.next_to_send(server);
+    });
+  } catch (const std::bad_alloc&) {
+    give_up_link(peer);
+  }
   const bool blocked = progress == Link::Progress::blocked;
   if (progress == Link::Progress::broken) {
     peer.broken = true;
@@ -226,14 +234,8 @@ void RemoteClient::submit(std::shared_ptr<Request> request) {
   std::vector<uint32_t> servers;
   {
     const std::lock_guard lock(mutex_);
-    // By the placement of now, under the lock that it is changed under: what is on its way to a server that
-    // is gone is found there.
-    for (auto& one : builder_.route(std::move(request))) {
-      ++requests_;
-      servers.push_back(one->server);
-      machine_.add(one);
-      if (!builder_.placement()->is_up(one->server)) refused(*one, gone_status(one->server));
-    }
+    servers = protocol_.submit(std::move(request));
+    requests_ += servers.size();
   }
   for (const uint32_t server : servers) flush(server);
 }
@@ -251,57 +253,38 @@ bool RemoteClient::receive_from(uint32_t server) {
 }
 
 bool RemoteClient::on_frame(uint32_t server, const FrameView& frame) {
-  const auto code = static_cast<Code>(frame.header.code);
-  const auto text = [&] {
-    const std::string all(reinterpret_cast<const char*>(frame.body.data()), frame.body.size());
-    return peers_[server]->address.name() + ": " + all.substr(0, all.find('\0'));
-  };
+  Peer& peer = *peers_[server];
   if (frame.header.kind == static_cast<uint16_t>(Kind::refuse)) {
-    peers_[server]->refusal = {code == Code::ok ? Code::refused : code, text()};
+    const auto code = static_cast<Code>(frame.header.code);
+    const std::string text(reinterpret_cast<const char*>(frame.body.data()), frame.body.size());
+    peer.refusal = {code == Code::ok ? Code::refused : code,
+                    peer.address.name() + ": " + text.substr(0, text.find('\0'))};
     return false;
   }
-  peers_[server]->backoff = {};
-  std::shared_ptr<Request> request;
-  {
-    const std::lock_guard lock(mutex_);
-    request = machine_.find(server, frame.header.request);
+  peer.backoff = {};
+  bool over = true;
+  std::unique_lock lock(mutex_);
+  if (const auto request = protocol_.heard(server, frame)) {
+    lock.unlock();
+    Status status = request->operation->on_reply(*request, frame);
+    lock.lock();
+    over = protocol_.taken(*request, frame, std::move(status));
   }
-  if (request == nullptr) return true;
-  if (code == Code::moved || Homeless::too_new(*request, frame.header, *builder_.placement())) {
-    const std::lock_guard lock(mutex_);
-    refused(*request, {Code::moved, text()});
-    changed_.notify_all();
-    return true;
-  }
-  if (request->header.kind == static_cast<uint16_t>(Kind::pull)) {
-    const std::lock_guard lock(mutex_);
-    for (const Part& part : frame.parts) builder_.note_version(part.shard, part.version);
-    if (!Homeless::too_old(frame, *builder_.placement())) acknowledged_.seen(frame.parts);
-  }
-  const Status status =
-      code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, text()};
-  if (!status.ok() || frame.header.last != 0) {
-    const std::lock_guard lock(mutex_);
-    // Not one that a new placement has just taken back.
-    if (status.ok() && request->header.kind == static_cast<uint16_t>(Kind::push) &&
-        machine_.find(server, frame.header.request) != nullptr) {
-      if (Homeless::too_old(frame, *builder_.placement())) {
-        refused(*request, {Code::moved, "of an earlier term"});
-        changed_.notify_all();
-        return true;
-      }
-      acknowledged_.note(frame.parts, (request->header.flags & kStage) != 0);
-    }
-    machine_.answered(server, frame.header.request, status);
-    if (waiters_ > 0) changed_.notify_all();
-  }
+  if (over && waiters_ > 0) changed_.notify_all();
   return true;
+}
+
+// A frame was lost half way: the connection is made anew, and what is open sent again. Allocates nothing.
+void RemoteClient::give_up_link(Peer& peer) {
+  peer.link->fail({Code::internal, "out of memory"});
+  peer.broken = true;
 }
 
 void RemoteClient::drop_link(uint32_t server, const Status& why) {
   Peer& peer = *peers_[server];
   const std::lock_guard sending(peer.send_mutex);
   const std::lock_guard lock(mutex_);
+  if (peer.refusal.ok()) machine_.lost(server);  // first: where it throws, all this is done again
   if (peer.link != nullptr) {
     peer.sent_before += peer.link->bytes_sent;
     peer.received_before += peer.link->bytes_received;
@@ -321,8 +304,6 @@ void RemoteClient::drop_link(uint32_t server, const Status& why) {
     machine_.fail(server, peer.refusal);
     peer.refusal = {};
     changed_.notify_all();
-  } else {
-    machine_.lost(server);
   }
 }
 
@@ -337,7 +318,7 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
     if (now < peer.next_attempt || now >= deadline) return;
     // By the same lane as before: open requests may lie in shared memory, which no other lane can reach.
     const auto lane = peer.dialled ? options_.lane.value_or(peer.shm ? Lane::shm : Lane::tcp) : options_.lane;
-    peer.dialling = Dialling::begin(peer.address, lane, options_.identity, now + kDialTime);
+    peer.dialling = begin_dialling(peer.address, lane, options_.identity, now + kDialTime);
   }
   std::optional<Result<std::unique_ptr<Link>>> dialled = peer.dialling->result();
   if (!dialled) return;
@@ -473,7 +454,7 @@ void RemoteClient::close() {
     peer->link.reset();
   }
   const std::lock_guard lock(mutex_);
-  homeless_.send(machine_, builder_);
+  protocol_.send_homeless();
   for (uint32_t i = 0; i < servers_; ++i) machine_.fail(i, {Code::closed, "this client was closed"});
   changed_.notify_all();
 }

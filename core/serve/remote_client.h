@@ -15,8 +15,9 @@
 #include <unordered_map>
 
 #include "base/pool.h"
+#include "net/wake_fd.h"
+#include "serve/client_protocol.h"
 #include "serve/dialling.h"
-#include "serve/homeless.h"
 #include "serve/link.h"
 #include "serve/pulse.h"
 #include "serve/request_builder.h"
@@ -29,7 +30,7 @@ inline constexpr size_t kServersMax = 1024;
 class RemoteClient : public StoreClient {
  public:
   RemoteClient(RemoteOptions options);
-  ~RemoteClient() override;
+  ~RemoteClient() override { close(); }
 
   // Dials every server.
   Status connect(Deadline deadline);
@@ -59,8 +60,8 @@ class RemoteClient : public StoreClient {
     std::mutex send_mutex;
     // Replaced by the pump only, under send_mutex; the pump itself reads it without.
     std::unique_ptr<Link> link;
-    bool dialled = false;                // has ever been connected; touched by the pump only
-    std::shared_ptr<Dialling> dialling;  // under way; touched by the pump only
+    bool dialled = false;  // has ever been connected; touched by the pump only
+    std::shared_ptr<Dialling<std::unique_ptr<Link>>> dialling;  // under way; touched by the pump only
     Clock::time_point down_since{};
     Clock::time_point next_attempt{};
     std::chrono::milliseconds backoff{0};
@@ -75,6 +76,7 @@ class RemoteClient : public StoreClient {
   };
 
   // remote_client.cc: the pump
+  class Pumping;
   Status until(const std::function<bool()>& done, Deadline deadline);  // `done` is asked under mutex_
   bool pump_once(Deadline deadline, bool may_block);
   void pump_if_free();
@@ -83,16 +85,13 @@ class RemoteClient : public StoreClient {
   bool receive_from(uint32_t server);
   bool on_frame(uint32_t server, const FrameView& frame);
   void reconnect_if_due(uint32_t server, Deadline deadline);
+  void give_up_link(Peer& peer);
   void drop_link(uint32_t server, const Status& why);
   void block_until_ready(Deadline deadline);
   void keep();
-  void wake();
+  void wake() { wake_.wake(); }
   void submit(std::shared_ptr<Request> request);
   // remote_placement.cc: shards that move
-  // Sends again, by the placement of now, what was refused because a shard is elsewhere. Under mutex_; gives
-  // the servers that then have something to be sent.
-  void refused(const Request& request, Status why);
-  Status gone_status(uint32_t server) const;
   void send_homeless();
   void pull_anew(const Request& stray);
   uint32_t servers() const { return servers_; }
@@ -115,7 +114,7 @@ class RemoteClient : public StoreClient {
   Result<Figures> sum_figures(uint32_t table, Deadline deadline);
   bool any_shm() const;
   Status send_budgeted(const OperationPtr& operation, std::shared_ptr<Request> request, Deadline deadline);
-  Status give_up(const OperationPtr& operation, const char* why);
+  Status give_up(const OperationPtr& operation, const char* why, Code code = Code::internal);
   Result<OperationPtr> sent_whole(const OperationPtr& operation,
                                   const std::function<Result<OperationPtr>()>& send);
   // One request to each of `servers`, with the same part (may be null) and body.
@@ -131,19 +130,17 @@ class RemoteClient : public StoreClient {
   const RemoteOptions options_;
   const std::shared_ptr<Arena> shared_arena_;
   RequestBuilder builder_;
-  const int wake_fd_;
+  const WakeFd wake_;
   std::vector<std::unique_ptr<Peer>> peers_;  // room for all there can be: those below servers_ are there
   std::atomic<uint32_t> servers_{0};
   Pool<Merger> mergers_{8};
 
   std::mutex mutex_;
   // Guarded by mutex_:
-  ClientMachine machine_;
+  ClientProtocol protocol_;
+  ClientMachine& machine_ = protocol_.machine();
   std::unordered_map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
-  Homeless homeless_;
-  Acknowledged acknowledged_{builder_.shards()};
-  Clock::time_point homes_next_{};                // when they are tried again
-  std::vector<std::shared_ptr<Request>> strays_;  // withdrawn pulls, whose memory a lost server may write to
+  Clock::time_point homes_next_{};  // when what is homeless is tried again; zero: nobody has seen it yet
   bool pumping_ = false;
   bool background_ = false;  // somebody left an operation to the background thread
   bool closing_ = false;

@@ -14,28 +14,11 @@ void RemoteClient::set_placement(Placement placement) {
   std::vector<uint32_t> servers;
   {
     const std::lock_guard lock(mutex_);
-    const auto before = builder_.placement();
-    if (placement.version <= before->version || placement.servers.size() > kServersMax) return;
-    while (servers_ < placement.servers.size()) {
+    if (placement.servers.size() > kServersMax) return;
+    for (; servers_ < placement.servers.size(); ++servers_)
       peers_[servers_] = std::make_unique<Peer>(placement.servers[servers_]);
-      machine_.grow(servers_ + 1);
-      ++servers_;
-    }
-    placement.any_copy = before->any_copy;
-    const auto now = std::make_shared<const Placement>(std::move(placement));
-    builder_.set_placement(now);
-    for (uint32_t i = 0; i < before->servers.size(); ++i) {
-      if (!before->is_up(i) || now->is_up(i)) continue;
-      for (const auto& request : machine_.open_requests(i)) {
-        const bool writes_here = request->header.kind == static_cast<uint16_t>(Kind::pull) &&
-                                 !request->parts.empty() && request->parts[0].values_segment != 0;
-        if (writes_here)
-          strays_.push_back(machine_.withdraw(i, request->header.request));
-        else
-          refused(*request, gone_status(i));
-      }
-    }
-    servers = homeless_.send(machine_, builder_);
+    if (!protocol_.set_placement(std::move(placement))) return;
+    servers = protocol_.send_homeless();
     changed_.notify_all();
   }
   for (const uint32_t server : servers) flush(server);
@@ -44,18 +27,7 @@ void RemoteClient::set_placement(Placement placement) {
 
 Loss RemoteClient::taken_over(uint16_t shard, const Shard::Began& began) {
   const std::lock_guard lock(mutex_);
-  const Loss loss = acknowledged_.taken_over(shard, began);
-  if (loss.version > began.version) builder_.note_version(shard, kNoVersion);  // versions begin anew
-  return loss;
-}
-
-// Under mutex_.
-void RemoteClient::refused(const Request& request, Status why) {
-  if (homeless_.take(machine_, request, std::move(why))) homes_next_ = Clock::now() + kHomesTick;
-}
-
-Status RemoteClient::gone_status(uint32_t server) const {
-  return {Code::moved, peers_[server]->address.name() + " is gone"};
+  return protocol_.taken_over(shard, began);
 }
 
 // A server that was given up may only sleep, and write the rows of a pull that it was sent when it wakes. So
@@ -78,7 +50,7 @@ void RemoteClient::pull_anew(const Request& stray) {
       if (request == nullptr) return false;
       if (!stray.joined.empty()) request = RequestBuilder::join({std::move(request)});
       request->operation = stray.operation;
-      for (auto& part : builder_.route(std::move(request))) machine_.add(std::move(part));
+      protocol_.submit(std::move(request));
     }
     return true;
   };
@@ -93,20 +65,24 @@ void RemoteClient::send_homeless() {
   std::vector<uint32_t> servers;
   {
     const std::lock_guard lock(mutex_);
-    if (!strays_.empty()) {
-      std::vector<std::shared_ptr<Request>> early;  // the caller is still sending the rest of it
-      for (auto& stray : std::exchange(strays_, {})) {
+    if (protocol_.strays()) {
+      for (auto& stray : protocol_.take_strays()) {
         if (static_cast<const ClientOperation&>(*stray->operation).sealed)
           pull_anew(*stray);
         else
-          early.push_back(std::move(stray));
+          protocol_.put_back(std::move(stray));  // the caller is still sending the rest of it
       }
-      strays_ = std::move(early);
       servers = builder_.placement()->up();
-    } else if (homeless_.empty() || Clock::now() < homes_next_) {
+    } else if (!protocol_.homeless()) {
+      return;
+    } else if (homes_next_ == Clock::time_point{}) {
+      homes_next_ = Clock::now() + kHomesTick;
+      return;
+    } else if (Clock::now() < homes_next_) {
       return;
     }
-    for (const uint32_t server : homeless_.send(machine_, builder_)) servers.push_back(server);
+    homes_next_ = {};
+    for (const uint32_t server : protocol_.send_homeless()) servers.push_back(server);
   }
   for (const uint32_t server : servers) flush(server);
 }

@@ -25,21 +25,6 @@ bool has_pieces(const TableSpec& spec, uint32_t shard, uint32_t shards) {
   return (shard + shards - shard_of_key(spec, 0, shards)) % shards < spec.pieces();
 }
 
-// As many together as a frame has room for parts.
-std::vector<std::vector<std::shared_ptr<Request>>> cut_by_parts(
-    std::vector<std::shared_ptr<Request>> requests) {
-  std::vector<std::vector<std::shared_ptr<Request>>> frames;
-  size_t parts = kPartsMax;
-  for (auto& request : requests) {
-    if ((parts += request->parts.size()) > kPartsMax) {
-      frames.emplace_back();
-      parts = request->parts.size();
-    }
-    frames.back().push_back(std::move(request));
-  }
-  return frames;
-}
-
 Status misfit() { return {Code::internal, "a server's answer does not fit what it was asked"}; }
 
 }  // namespace
@@ -239,6 +224,9 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const OperationPtr& wh
         const bool shm = peers_[frame.server]->shm;
         auto request = builder_.pull(pull.operation, grouped, frame, shm, *merger);
         if (request == nullptr) return give_up(whole, "out of memory for the keys of a pull");
+        if (request->body_bytes > kBodyBytesMax)
+          return give_up(whole, "the keys of one shard are more than the 1 GiB of a frame; pull in parts",
+                         Code::bad_input);
         if (pulls.size() == 1) {
           submit(std::move(request));
         } else {
@@ -247,7 +235,7 @@ Result<StoreClient::OperationPtr> RemoteClient::send_pull(const OperationPtr& wh
       }
     }
     for (auto& [server, requests] : together) {
-      for (auto& some : cut_by_parts(std::move(requests))) {
+      for (auto& some : RequestBuilder::cut(std::move(requests), kBodyBytesMax)) {
         auto request = RequestBuilder::join(std::move(some));
         request->operation = whole;
         submit(std::move(request));
@@ -271,14 +259,14 @@ Status RemoteClient::send_budgeted(const OperationPtr& operation, std::shared_pt
 }
 
 // Ends an operation that cannot be sent whole; what was sent of it is still answered.
-Status RemoteClient::give_up(const OperationPtr& operation, const char* why) {
+Status RemoteClient::give_up(const OperationPtr& operation, const char* why, Code code) {
   const std::lock_guard lock(mutex_);
   machine_.seal(*operation);
   operation->sealed = true;
   background_ = true;
   changed_.notify_all();
   keeper_wanted_.notify_one();
-  return {Code::internal, operation->what + ": " + why};
+  return {code, operation->what + ": " + why};
 }
 
 // Sends what `send` makes. An operation that has begun must be sealed, whatever fails: its seq would stay

@@ -283,7 +283,7 @@ std::vector<RequestBuilder::Frame> RequestBuilder::plan(std::span<const size_t> 
     const uint32_t server = pulls ? now->pulled_from(shard) : now->head(shard);
     std::vector<Frame>& frames = by_server[server];
     size_t& bytes = filled[server];
-    const bool full = bytes >= frame_bytes || (!pulls && bytes + shard_bytes[shard] > kBodyBytesMax);
+    const bool full = bytes >= frame_bytes || bytes + shard_bytes[shard] > kBodyBytesMax;
     if (frames.empty() || full || (frames.back().shards.size() + 1) * items > kPartsMax) {
       frames.push_back({server, {}});
       bytes = 0;
@@ -298,6 +298,23 @@ std::vector<RequestBuilder::Frame> RequestBuilder::plan(std::span<const size_t> 
       if (i < frames.size()) in_turn.push_back(std::move(frames[i]));
   }
   return in_turn;
+}
+
+std::vector<std::vector<std::shared_ptr<Request>>> RequestBuilder::cut(
+    std::vector<std::shared_ptr<Request>> requests, size_t body_bytes_max) {
+  std::vector<std::vector<std::shared_ptr<Request>>> frames;
+  size_t parts = 0, bytes = 0;
+  for (auto& request : requests) {
+    parts += request->parts.size();
+    bytes += request->body_bytes;
+    if (frames.empty() || parts > kPartsMax || bytes > body_bytes_max) {
+      frames.emplace_back();
+      parts = request->parts.size();
+      bytes = request->body_bytes;
+    }
+    frames.back().push_back(std::move(request));
+  }
+  return frames;
 }
 
 std::shared_ptr<Request> RequestBuilder::join(std::vector<std::shared_ptr<Request>> requests) {

@@ -76,8 +76,9 @@ class RequestBuilder {
   };
   Grouped group(const TableSpec& spec, std::span<const int64_t> keys, bool shared) const;
 
-  // Frames of whole shards of one server each, about `frame_bytes` each, the servers' in turn. Pushes go to
-  // the heads of chains, pulls to where all of them are seen.
+  // Frames of whole shards of one server each, about `frame_bytes` each, the servers' in turn, and no more
+  // than a frame can have where it is not of one shard. Pushes go to the heads of chains, pulls to where all
+  // of them are seen.
   struct Frame {
     uint32_t server;
     std::vector<uint32_t> shards;
@@ -85,6 +86,9 @@ class RequestBuilder {
   // `items` of a push have at most one part each in a shard.
   std::vector<Frame> plan(std::span<const size_t> shard_bytes, size_t frame_bytes, bool pulls,
                           size_t items = 1) const;
+  // As many together as one frame has room for.
+  static std::vector<std::vector<std::shared_ptr<Request>>> cut(
+      std::vector<std::shared_ptr<Request>> requests, size_t body_bytes_max);
   // One frame of several: requests to one server, pushes or (all into shared memory, or none) pulls.
   static std::shared_ptr<Request> join(std::vector<std::shared_ptr<Request>> requests);
 

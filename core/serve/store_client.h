@@ -190,18 +190,13 @@ class StoreClient {
   std::atomic<uint64_t> applied_{0};  // commits up to here are done on every server
 };
 
-// Where the client's pulse goes (serve/pulse.h). No host: it has none.
-struct CoordinatorAddress {
-  std::string host = "";
-  uint16_t port = 0;
-};
-
 struct RemoteOptions {
   ClientIdentity identity;
   Placement placement;
   std::optional<Lane> lane;  // none: the best that works
   size_t shm_bytes_max = size_t{1} << 30;
-  CoordinatorAddress coordinator = {};
+  std::vector<CoordinatorAddress> coordinators =
+      {};  // where its pulse goes: to the one that leads; none: nowhere
 };
 
 // A store within this process. `threads` 0: one per core, at most 8.

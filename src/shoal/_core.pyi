@@ -2,6 +2,7 @@
 
 Arrays cross as buffers and are never copied on the way in; every call that can take time releases the
 GIL. Failures raise `CoreError`, whose `code` is one of the core's codes; `shoal.errors` maps them.
+With SHOAL_TESTING (developers' builds) there is more, of tests/bindings.
 """
 
 from collections.abc import Sequence
@@ -29,15 +30,12 @@ class OptimizerSpec:
     l2: float
     beta: float
     def __init__(self, kind: str) -> None: ...
-    def check(self) -> None: ...  # raises CoreError(bad_input) when a value cannot be run with
-    def state_floats(self, dim: int) -> int: ...
 
 class InitSpec:
     kind: str  # "zeros" "constant" "uniform" "normal"
     a: float
     b: float
     def __init__(self, kind: str, a: float = 0.0, b: float = 0.0) -> None: ...
-    def check(self) -> None: ...
 
 class TableSpec:
     """What a server must know of a table or of a dense tensor."""
@@ -144,8 +142,7 @@ class Client:
         timeout_s: float,
         shm_bytes_max: int,
         any_copy: bool = False,
-        coordinator_host: str = "",  # where to renew the lease, and to be told of cuts; "": nowhere
-        coordinator_port: int = 0,
+        coordinators: Sequence[tuple[str, int]] = (),  # of which one leads: there the lease is renewed
     ) -> Client: ...
     def set_placement(self, placement: Placement) -> None: ...
     # What was acknowledged here and is not in what the shard began that term with: the newest version of
@@ -323,5 +320,3 @@ class Server:
     def stop(self) -> None: ...
 
 def kernel_names() -> list[str]: ...
-def use_kernels(name: str) -> None: ...
-def key_shards(keys: NDArray[np.int64], shards: int) -> NDArray[np.uint16]: ...

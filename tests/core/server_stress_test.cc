@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "check.h"
+#include "failing_memory.h"
 #include "serve/server.h"
 #include "serve/store_client.h"
 #include "wire_talk.h"
@@ -300,5 +301,29 @@ TEST(servers_that_stop_under_load_are_found_again) {
       thread.join();
     }
     CHECK(client->counters().reconnects >= 5);
+  }
+}
+
+TEST(a_client_goes_on_wherever_its_memory_runs_out) {
+  const Fleet fleet(2);
+  uint64_t id = 1;
+  for (const Lane lane : {Lane::tcp, Lane::shm}) {
+    const auto client = fleet.connect(lane, id++);
+    REQUIRE(client != nullptr);
+    REQUIRE(client->declare(make_table(1, 4), soon()).ok());
+    const auto keys = first_keys(40);
+    for (int64_t enough = 0, had_enough = false; !had_enough; ++enough) {
+      allocations_left = enough;
+      try {
+        [[maybe_unused]] const Status pushed = push(*client, 1, keys, 4, 1.0f);  // whether or not it could be
+        pull(*client, 1, keys);
+      } catch (const std::bad_alloc&) {
+        allocations_left = -1;
+      }
+      had_enough = allocations_left >= 0;
+      allocations_left = -1;
+      REQUIRE(client->figures(1, soon()).ok());  // somebody else can pump
+    }
+    client->close();
   }
 }

@@ -175,7 +175,7 @@ def test_a_push_that_runs_out_of_memory_is_whole_on_each_shard(shards: int) -> N
         "resource.setrlimit(resource.RLIMIT_AS, limits)\n"
         "assert 'shard 0 is out of memory' in failed if shards == 1 else failed, failed\n"
         "after = client.pull(2, few, timeout_s=20).wait(20).copy()\n"
-        "of = _core.key_shards(few, shards)\n"
+        "of = _core.protocol.key_shards(few, shards)\n"
         "for shard in range(shards):\n"
         "    stepped = before[of == shard] - after[of == shard]\n"
         "    assert (stepped == 0).all() or (stepped == 1).all(), shard\n"

@@ -94,7 +94,7 @@ def test_killed_clients_leave_whole_pushes_or_none(cluster: shoal.LocalCluster, 
 def judge(rows: np.ndarray, told: Told, shards: int) -> None:
     """Acknowledged: once on every key. Begun: whole or not at all in each shard. Else: nothing."""
     assert told.acked < told.begun, "nobody was killed in the middle"
-    shard_of_key = _core.key_shards(np.arange(KEYS), shards)
+    shard_of_key = _core.protocol.key_shards(np.arange(KEYS), shards)
     for number in range(rows.shape[1]):
         column = rows[:, number]
         if number in told.acked:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 ENDLESS = str(Path(__file__).with_name("endless_script.py"))
 SAMPLES, BATCH = 256, 8  # of that script
 KEYS = np.arange(64)
-SHARD_OF = dict(zip(KEYS.tolist(), _core.key_shards(KEYS, 64).tolist(), strict=True))
+SHARD_OF = dict(zip(KEYS.tolist(), _core.protocol.key_shards(KEYS, 64).tolist(), strict=True))
 
 
 class Pusher(threading.Thread):
@@ -147,7 +147,7 @@ def test_a_job_outlives_its_servers(jobs: Jobs, tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", ["bsp", "asp", "quorum:0.5", "average:2"])
 def test_a_job_goes_on_when_a_server_without_a_copy_dies(jobs: Jobs, tmp_path: Path, word: str) -> None:
     passes, rows = job_that_loses((1,), jobs, tmp_path, word)
-    shards = _core.key_shards(np.arange(SAMPLES), 64)
+    shards = _core.protocol.key_shards(np.arange(SAMPLES), 64)
     if word != "quorum:0.5":  # where a sample weighs by who else was in its round
         assert (rows[shards < 32] == passes / BATCH).all()  # those of server 0 never were elsewhere
         assert (rows[shards >= 32] <= passes / BATCH).all()

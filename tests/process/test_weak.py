@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 DIM, CLIENTS = 256, 2
 # All in one shard, which server 0 heads: a push is one update of it.
 ALL = np.arange(100_000)
-KEYS = ALL[_core.key_shards(ALL, 64) == 0][:64]
+KEYS = ALL[_core.protocol.key_shards(ALL, 64) == 0][:64]
 
 
 class Pusher(threading.Thread):

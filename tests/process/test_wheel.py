@@ -1,5 +1,6 @@
 """The wheel as a user gets it: an empty environment, no compiler on PATH, the README's example as printed."""
 
+import ast
 import os
 import re
 import subprocess
@@ -73,6 +74,14 @@ def test_readme_example_runs_from_the_wheel(environment: Path) -> None:
     output = run(environment / "bin/python", "-W", "error", script, env=bare(environment), cwd=environment)
     assert "3 rows on 2 servers" in output
     assert str(environment) in output.splitlines()[-1]
+
+
+def test_nothing_that_only_tests_need_is_in_the_core(environment: Path) -> None:
+    names = "from shoal import _core; print([name for name in dir(_core) if not name.startswith('_')])"
+    found = run(environment / "bin/python", "-c", names, env=bare(environment), cwd=environment)
+    declared = ast.parse((ROOT / "src/shoal/_core.pyi").read_text()).body
+    stub = {each.name for each in declared if isinstance(each, ast.ClassDef | ast.FunctionDef)}
+    assert set(ast.literal_eval(found)) == stub - {"ManyTicket"}
 
 
 def test_command_is_installed(environment: Path) -> None:

@@ -54,7 +54,7 @@ class Ledger:
     """One run's pushes and reads."""
 
     def __init__(self, plan: Plan, server_of_shard: list[int]) -> None:
-        self.shard_of_key = _core.key_shards(KEY_ARRAY, plan.shards).astype(np.intp)
+        self.shard_of_key = _core.protocol.key_shards(KEY_ARRAY, plan.shards).astype(np.intp)
         self.server_of_key = np.array(server_of_shard)[self.shard_of_key]
         shapes = [(len(KEYS), max(1, columns)) for columns in plan.columns]
         self._floor = [np.zeros(shape, np.float32) for shape in shapes]  # known to be applied

@@ -139,7 +139,7 @@ REFUSED = [
 @pytest.mark.parametrize(("spec", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_values_that_cannot_run_are_refused_by_name(spec: tuple[str, float, float], message: str) -> None:
     with pytest.raises(_core.CoreError) as caught:
-        _core.InitSpec(*spec).check()
+        _core.update.check(_core.InitSpec(*spec))
     assert (caught.value.code, str(caught.value)) == (1, message)
 
 

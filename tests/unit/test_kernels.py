@@ -33,13 +33,13 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture(autouse=True)
 def _best_kernels_after() -> Iterator[None]:
     yield
-    _core.use_kernels("")
+    _core.update.use_kernels("")
 
 
 def by_clone(work: Callable[[], bytes]) -> dict[str, bytes]:
     results = {}
     for name in _core.kernel_names():
-        _core.use_kernels(name)
+        _core.update.use_kernels(name)
         results[name] = work()
     return results
 
@@ -117,4 +117,4 @@ def test_max_abs_bits(dim: int) -> None:
 def test_default_is_always_there_and_an_unknown_name_is_refused() -> None:
     assert _core.kernel_names()[0] == "default"
     with pytest.raises(_core.CoreError, match="kernels are 'sse9'; allowed on this machine: default"):
-        _core.use_kernels("sse9")
+        _core.update.use_kernels("sse9")

@@ -232,7 +232,7 @@ def test_more_tables_than_a_frame_has_room_for(lane: str, tmp_path: Path) -> Non
             spec.id, spec.name, spec.dim = identity, f"t{identity}", 1
             spec.optimizer, spec.init = _core.OptimizerSpec("sgd"), _core.InitSpec("zeros")
             client.declare(spec, WAIT_S)
-        _, first = np.unique(_core.key_shards(np.arange(1000), shards), return_index=True)
+        _, first = np.unique(_core.protocol.key_shards(np.arange(1000), shards), return_index=True)
         keys = np.sort(first)  # one of each shard
         assert len(keys) == shards
         each = [

@@ -56,7 +56,7 @@ def make_spec(kind: str, **fields: Any) -> _core.OptimizerSpec:
     spec = _core.OptimizerSpec(kind)
     for name, value in fields.items():
         setattr(spec, name, value)
-    spec.check()
+    _core.update.check(spec)
     return spec
 
 
@@ -308,7 +308,7 @@ SIZES = [
 
 @pytest.mark.parametrize(("kind", "fields", "floats"), SIZES, ids=str)
 def test_state_floats(kind: str, fields: dict[str, float], floats: int) -> None:
-    assert make_spec(kind, **fields).state_floats(64) == floats
+    assert _core.update.state_floats(make_spec(kind, **fields), 64) == floats
 
 
 def test_layout_follows_the_features_and_not_the_rates() -> None:

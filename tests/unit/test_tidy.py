@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+CPP_TREES = ("core", "bindings", "tests/bindings")
 TREES = ("src", "core", "bindings", "tests", "bench", "examples", "scripts")
 CODE = (".py", ".pyi", ".cc", ".h")
 TEXT = (*CODE, ".md", ".toml", ".txt", "")
@@ -95,7 +96,7 @@ def test_python_functions_are_short() -> None:
 def test_cpp_functions_are_short() -> None:
     """By the format: a function's body ends with a brace in the column its first line starts in."""
     offenders = []
-    for path in sources(".cc", ".h", trees=("core", "bindings")):
+    for path in sources(".cc", ".h", trees=CPP_TREES):
         start, indent = 0, ""
         for number, line in enumerate(path.read_text().splitlines(), 1):
             opening = re.match(r"( *)(?!namespace|class|struct|enum|union|extern)[A-Za-z~].*\) ?.*\{$", line)
@@ -128,7 +129,7 @@ def test_the_core_knows_nothing_of_python() -> None:
 def test_memory_is_owned_by_objects() -> None:
     """No `new`, no `delete`, but for placement new and deleted members."""
     owning = re.compile(r"(?<![\w\"])(new [A-Za-z_:]+[\s({\[;]|delete(\[\])? [a-z_])(?!.*//)")
-    hits = lines_matching(owning, sources(".cc", ".h", trees=("core", "bindings")))
+    hits = lines_matching(owning, sources(".cc", ".h", trees=CPP_TREES))
     assert [hit for hit in hits if not re.search(r": (//|\*)", hit)] == []
 
 

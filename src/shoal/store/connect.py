@@ -37,7 +37,6 @@ from shoal.store.messages import (
     TensorWritten,
 )
 from shoal.store.placement_watch import PlacementWatch, core_placement
-from shoal.store.pulse_relay import PulseRelay
 
 __all__ = ["RemoteDirectory", "client_of", "connect"]
 
@@ -114,14 +113,11 @@ class RemoteDirectory:
         self._control = control
         self._token = token
         self._options = options
-        self._relay = PulseRelay(control.address) if control.address.others else None
         self._watch: PlacementWatch | None = None
 
     def connect(self, grant: ClientGrant) -> _core.Client:
         """The core's client of that life."""
-        address = self._control.address
-        pulse = address if self._relay is None else self._relay.address
-        return _connect_core(address, pulse, grant, self._token, self._options)
+        return _connect_core(self._control.address, grant, self._token, self._options)
 
     def watch(self, session: Session, grant: ClientGrant) -> None:
         """Tell the session's core from now on where shards have gone since the grant."""
@@ -163,8 +159,6 @@ class RemoteDirectory:
         if self._watch is not None:
             self._watch.close()
         self._control.close()
-        if self._relay is not None:
-            self._relay.close()
 
 
 def connect(
@@ -257,9 +251,7 @@ def client_of(
     return Client(session, directory)
 
 
-def _connect_core(
-    address: Address, pulse: Address, grant: ClientGrant, token: str, options: ClientOptions
-) -> _core.Client:
+def _connect_core(address: Address, grant: ClientGrant, token: str, options: ClientOptions) -> _core.Client:
     """Also where the coordinator dies just now: the core calls it once only before it is connected."""
     end = time.monotonic() + (options.timeout_s if address.others else _REFUSED_PATIENCE_S)
     while True:
@@ -273,8 +265,7 @@ def _connect_core(
                 timeout_s=options.timeout_s,
                 shm_bytes_max=options.shm_bytes_max,
                 any_copy=options.reads == "any",
-                coordinator_host=pulse.host,
-                coordinator_port=pulse.port,
+                coordinators=[(one.host, one.port) for one in address.all],
             )
         except _core.CoreError as error:
             failure = from_core(error, str(address))

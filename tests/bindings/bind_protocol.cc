@@ -1,5 +1,5 @@
 // The protocol's state machines, for drivers other than the epoll one: the simulator in tests feeds them
-// frame by frame. `_core.protocol` is a low-level door and no part of the public interface.
+// frame by frame, as `_core.protocol`.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -12,16 +12,16 @@
 #include <memory>
 #include <vector>
 
+#include "base/hash.h"
 #include "base/mutants.h"
 #include "base/sha256.h"
 #include "convert.h"
 #include "net/handshake.h"
-#include "serve/acknowledged.h"
-#include "serve/client_machine.h"
+#include "serve/client_protocol.h"
 #include "serve/fill.h"
-#include "serve/homeless.h"
 #include "serve/request_builder.h"
 #include "serve/session.h"
+#include "store/store.h"
 
 namespace nb = nanobind;
 using namespace shoal;
@@ -216,8 +216,8 @@ class SimClient {
   SimClient(uint64_t client, uint32_t incarnation, size_t servers, std::vector<uint32_t> placement)
       : client_(client),
         incarnation_(incarnation),
-        machine_(client, incarnation, servers),
-        builder_(alone(servers, placement), nullptr, make_heap_arena(1 << 20)) {}
+        builder_(alone(servers, placement), nullptr, make_heap_arena(1 << 20)),
+        protocol_(client, incarnation, builder_) {}
 
   nb::bytes hello() { return to_python(small_frame(Kind::hello, client_, incarnation_, nonce_)); }
 
@@ -250,7 +250,7 @@ class SimClient {
          builder_.plan(shard_bytes(*grouped.split, 4 * spec.dim + 8), kPushFrameBytes, false)) {
       auto request = builder_.push(*grouped.split, frame, item, options, false, merger_, nullptr);
       request->operation = operation;
-      add(std::move(request));
+      protocol_.submit(std::move(request));
     }
     machine_.seal(*operation);
     operations_[++last_] = operation;
@@ -268,7 +268,7 @@ class SimClient {
     const auto grouped = builder_.group(*operation->spec, {keys.data(), keys.size()}, false);
     const auto bytes = shard_bytes(*grouped.split, 4 * operation->row_floats + 8);
     for (const auto& frame : builder_.plan(bytes, kPullFrameBytes, true))
-      add(builder_.pull(operation, grouped, frame, false, merger_));
+      protocol_.submit(builder_.pull(operation, grouped, frame, false, merger_));
     machine_.seal(*operation);
     operations_[++last_] = operation;
     return last_;
@@ -287,7 +287,7 @@ class SimClient {
       std::memcpy(request->blocks[0]->bytes().data(), body.c_str(), body.size());
       request->body.push_back(request->blocks[0]->bytes().first(body.size()));
       request->body_bytes = body.size();
-      machine_.add(std::move(request));
+      protocol_.submit(std::move(request));
     }
     machine_.seal(*operation);
     operations_[++last_] = operation;
@@ -307,52 +307,21 @@ class SimClient {
   void incoming(uint32_t server, const nb::bytes& bytes) {
     each_frame(reader_, bytes, [&](const Result<std::optional<FrameView>>& next) {
       const FrameView frame = *take(next);
-      const uint64_t number = frame.header.request;
-      if (const auto request = machine_.find(server, number)) {
-        const auto code = static_cast<Code>(frame.header.code);
-        if (code == Code::moved || Homeless::too_new(*request, frame.header, *builder_.placement())) {
-          homeless_.take(machine_, *request, {Code::moved, "elsewhere"});
-          return true;
-        }
-        if (request->header.kind == static_cast<uint16_t>(Kind::pull)) {
-          for (const Part& part : frame.parts) builder_.note_version(part.shard, part.version);
-          if (!Homeless::too_old(frame, *builder_.placement())) acknowledged_.seen(frame.parts);
-        }
-        const Status status =
-            code == Code::ok ? request->operation->on_reply(*request, frame) : Status{code, "refused"};
-        if (status.ok() && request->header.kind == static_cast<uint16_t>(Kind::push)) {
-          if (Homeless::too_old(frame, *builder_.placement()) && !SHOAL_MUTANT(late_ack)) {
-            homeless_.take(machine_, *request, {Code::moved, "of an earlier term"});
-            return true;
-          }
-          acknowledged_.note(frame.parts, (request->header.flags & kStage) != 0);
-        }
-        if (!status.ok() || frame.header.last != 0) machine_.answered(server, number, status);
-      }
+      if (const auto request = protocol_.heard(server, frame))
+        protocol_.taken(*request, frame, request->operation->on_reply(*request, frame));
       return true;
     });
   }
 
-  // What RemoteClient::set_placement does.
   void set_placement(const Placement& placement) {
-    const auto before = builder_.placement();
-    if (placement.version <= before->version) return;
-    machine_.grow(placement.servers.size());
-    builder_.set_placement(std::make_shared<const Placement>(placement));
-    for (uint32_t i = 0; i < before->servers.size(); ++i) {
-      if (!before->is_up(i) || placement.is_up(i)) continue;
-      for (const auto& request : machine_.open_requests(i))
-        homeless_.take(machine_, *request, {Code::moved, "gone"});
-    }
-    send_homeless();
+    if (protocol_.set_placement(placement)) protocol_.send_homeless();
   }
   nb::tuple taken_over(uint16_t shard, uint32_t term, uint64_t version, uint64_t entry) {
-    const Loss loss = acknowledged_.taken_over(shard, {.term = term, .version = version, .entry = entry});
-    if (loss.version > version) builder_.note_version(shard, kNoVersion);
+    const Loss loss = protocol_.taken_over(shard, {.term = term, .version = version, .entry = entry});
     return nb::make_tuple(loss.version, loss.pushes);
   }
-  bool send_homeless() { return !homeless_.send(machine_, builder_).empty(); }
-  bool homeless() const { return !homeless_.empty(); }
+  bool send_homeless() { return !protocol_.send_homeless().empty(); }
+  bool homeless() const { return protocol_.homeless(); }
   void lost(uint32_t server) { machine_.lost(server); }
   bool done(uint64_t number) const { return operations_.at(number)->done(); }
   int code(uint64_t number) const { return static_cast<int>(operations_.at(number)->status().code()); }
@@ -373,27 +342,35 @@ class SimClient {
  private:
   static std::shared_ptr<const Placement> alone(size_t servers, const std::vector<uint32_t>& placement) {
     auto made = std::make_shared<Placement>();
-    made->servers.resize(servers);
+    for (uint32_t i = 0; i < servers; ++i)
+      made->servers.push_back({.index = i, .host = "sim", .port = 1, .unix_path = ""});
     for (const uint32_t server : placement) made->shards.push_back({.term = 1, .chain = {server}});
     return made;
-  }
-  void add(std::shared_ptr<Request> request) {
-    for (auto& one : builder_.route(std::move(request))) machine_.add(std::move(one));
   }
 
   const uint64_t client_;
   const uint32_t incarnation_;
   const Digest nonce_{};  // simulated runs replay from a seed: nothing in them is random by itself
-  ClientMachine machine_;
   RequestBuilder builder_;
-  Homeless homeless_;
-  Acknowledged acknowledged_{builder_.shards()};
+  ClientProtocol protocol_;
+  ClientMachine& machine_ = protocol_.machine();
   Merger merger_;
   FrameReader reader_{kBodyMax};
   std::map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
   std::map<uint64_t, std::shared_ptr<ClientOperation>> operations_;
   uint64_t last_ = 0;
 };
+
+nb::object key_shards(const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& keys,
+                      uint32_t shards) {
+  nb::object array = nb::module_::import_("numpy").attr("empty")(keys.size(), "uint16");
+  auto* out = nb::cast<nb::ndarray<uint16_t>>(array).data();
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const uint64_t hash = mix64(static_cast<uint64_t>(keys.data()[i]));
+    out[i] = static_cast<uint16_t>(shard_of_hash(hash, shards));
+  }
+  return array;
+}
 
 }  // namespace
 
@@ -459,6 +436,7 @@ void bind_protocol(nb::module_& parent) {
       .def("retries", &SimClient::retries)
       .def("rows", &SimClient::rows, "operation"_a);
   m.def("head", &head, "frame"_a);
+  m.def("key_shards", &key_shards, "keys"_a, "shards"_a);
 #ifdef SHOAL_MUTANTS
   m.def("set_mutant", [](const std::string& name) { mutant = name; }, "name"_a);
 #endif

@@ -1,0 +1,142 @@
+#include "serve/client_protocol.h"
+
+#include <algorithm>
+
+#include "base/mutants.h"
+
+namespace shoal {
+namespace {
+
+bool is(const Request& request, Kind kind) { return request.header.kind == static_cast<uint16_t>(kind); }
+
+}  // namespace
+
+ClientProtocol::ClientProtocol(uint64_t client, uint32_t incarnation, RequestBuilder& builder)
+    : builder_(builder),
+      machine_(client, incarnation, builder.placement()->servers.size()),
+      acknowledged_(builder.shards()) {
+  learn_names(*builder.placement());
+}
+
+// A server that is gone has no address in later placements.
+void ClientProtocol::learn_names(const Placement& placement) {
+  while (names_.size() < placement.servers.size()) names_.push_back(placement.servers[names_.size()].name());
+}
+
+std::vector<uint32_t> ClientProtocol::submit(std::shared_ptr<Request> request) {
+  std::vector<uint32_t> servers;
+  // What is on its way to a server that is gone is found here: the placement changes only between calls.
+  for (auto& one : builder_.route(std::move(request))) {
+    servers.push_back(one->server);
+    machine_.add(one);
+    if (!builder_.placement()->is_up(one->server)) refused(*one, gone(one->server));
+  }
+  return servers;
+}
+
+// In the server's words.
+Status ClientProtocol::said(uint32_t server, const FrameView& answer) const {
+  const std::string all(reinterpret_cast<const char*>(answer.body.data()), answer.body.size());
+  return {static_cast<Code>(answer.header.code), names_[server] + ": " + all.substr(0, all.find('\0'))};
+}
+
+std::shared_ptr<Request> ClientProtocol::heard(uint32_t server, const FrameView& answer) {
+  std::shared_ptr<Request> request = machine_.find(server, answer.header.request);
+  if (request == nullptr) return nullptr;
+  const auto code = static_cast<Code>(answer.header.code);
+  // An answer that lets a worker go on which has yet to learn the placement by which others went on: it is
+  // asked again, until this client knows that one.
+  const bool too_new = is(*request, Kind::sync) && answer.header.member_term > builder_.placement()->version;
+  if (code == Code::moved || too_new) {
+    refused(*request, {Code::moved, said(server, answer).message()});
+    return nullptr;
+  }
+  if (code != Code::ok) {
+    machine_.answered(server, answer.header.request, said(server, answer));
+    return nullptr;
+  }
+  if (is(*request, Kind::pull)) {
+    for (const Part& part : answer.parts) builder_.note_version(part.shard, part.version);
+    if (!too_old(answer)) acknowledged_.seen(answer.parts);
+  }
+  return request;
+}
+
+bool ClientProtocol::taken(const Request& request, const FrameView& answer, Status status) {
+  if (status.ok() && answer.header.last == 0) return false;
+  const uint64_t number = answer.header.request;
+  // Not one that a new placement has just taken back.
+  if (status.ok() && is(request, Kind::push) && machine_.find(request.server, number) != nullptr) {
+    // What is lost with a term that is over may have been counted already, so it is asked again: whoever has
+    // the push says so, and whoever has not takes it.
+    if (too_old(answer) && !SHOAL_MUTANT(late_ack)) {
+      refused(request, {Code::moved, "of an earlier term"});
+      return true;
+    }
+    acknowledged_.note(answer.parts, (request.header.flags & kStage) != 0);
+  }
+  machine_.answered(request.server, number, std::move(status));
+  return true;
+}
+
+// Whether it was given in a term that this client knows to be over.
+bool ClientProtocol::too_old(const FrameView& answer) const {
+  const auto known = builder_.placement();
+  return std::any_of(answer.parts.begin(), answer.parts.end(), [&](const Part& part) {
+    return part.shard < known->shards.size() && part.term < known->shards[part.shard].term;
+  });
+}
+
+// The server knows another placement than this request was made for, or is gone. What is asked of several
+// servers as one is ended with `why`, and asked anew as a whole.
+void ClientProtocol::refused(const Request& request, Status why) {
+  if (!is(request, Kind::push) && !is(request, Kind::pull) && !is(request, Kind::sync)) {
+    machine_.answered(request.server, request.header.request, std::move(why));
+    return;
+  }
+  if (auto open = machine_.withdraw(request.server, request.header.request))
+    homeless_.push_back(std::move(open));
+}
+
+bool ClientProtocol::set_placement(Placement placement) {
+  const auto before = builder_.placement();
+  if (placement.version <= before->version) return false;
+  machine_.grow(placement.servers.size());
+  learn_names(placement);
+  placement.any_copy = before->any_copy;
+  const auto now = std::make_shared<const Placement>(std::move(placement));
+  builder_.set_placement(now);
+  for (uint32_t i = 0; i < before->servers.size(); ++i) {
+    if (!before->is_up(i) || now->is_up(i)) continue;
+    for (const auto& request : machine_.open_requests(i)) {
+      const bool writes_here =
+          is(*request, Kind::pull) && !request->parts.empty() && request->parts[0].values_segment != 0;
+      if (writes_here)
+        strays_.push_back(machine_.withdraw(i, request->header.request));
+      else
+        refused(*request, gone(i));
+    }
+  }
+  return true;
+}
+
+std::vector<uint32_t> ClientProtocol::send_homeless() {
+  std::vector<uint32_t> servers;
+  const size_t count = homeless_.size();
+  for (size_t i = 0; i < count; ++i) {
+    for (auto& one : builder_.route(std::make_shared<Request>(*homeless_[i]))) {
+      servers.push_back(one->server);
+      machine_.add(std::move(one));
+    }
+  }
+  for (const auto& request : std::exchange(homeless_, {})) machine_.seal(*request->operation);
+  return servers;
+}
+
+Loss ClientProtocol::taken_over(uint16_t shard, const Shard::Began& began) {
+  const Loss loss = acknowledged_.taken_over(shard, began);
+  if (loss.version > began.version) builder_.note_version(shard, kNoVersion);  // versions begin anew
+  return loss;
+}
+
+}  // namespace shoal
