@@ -15,9 +15,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from shoal.errors import BadInput, Unavailable
 
 __all__ = ["Place", "in_time"]
@@ -33,6 +30,10 @@ class Place:
     """The directory at `url`; nothing is read or written before it is asked for."""
 
     def __init__(self, url: str, answer_s: float = _ANSWER_S) -> None:
+        # At the top it would be a quarter of a server's starting time; it is needed later or never.
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
         scheme = url.partition("://")[0] if isinstance(url, str) and "://" in url else "file"
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
