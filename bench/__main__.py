@@ -25,11 +25,15 @@ from bench.workloads import (
     moves,
     one_process,
     sparse,
+    start,
     training,
 )
 
-WORKLOADS = ("LIMITS", "S1", "S2", "S3", "D1", "P1", "MEM", "SCALE", "IDLE", "CKPT", "MOVE", "FAIL", "E2E")
-_FAMILIES = (sparse, dense, one_process, growth, idle, checkpoint, moves, failure, training)
+WORKLOADS = (
+    *("LIMITS", "S1", "S2", "S3", "D1", "P1", "MEM", "SCALE", "IDLE", "START"),
+    *("CKPT", "MOVE", "FAIL", "E2E"),
+)
+_FAMILIES = (sparse, dense, one_process, growth, idle, start, checkpoint, moves, failure, training)
 _PACKAGES = ("shoal", "torch", "numpy", "fbgemm-gpu-cpu", "ray")
 
 

@@ -131,15 +131,11 @@ def test_a_sum_that_cancels_is_fine(client: shoal.Client, request: pytest.Fixtur
 
 @pytest.mark.parametrize(("wire", "value"), [("fp16", 65_520.0), ("fp16", -1e6), ("bf16", 3.4e38)])
 def test_a_value_too_large_for_the_wire(unchanged: shoal.Table, client: shoal.Client, wire, value) -> None:
-    if set(client.stats()["lanes"]) == {"memory"}:
-        pytest.skip("an embedded store has no wire")
     table = client.table(unchanged.name, wire=wire)
     refused(lambda: table.push(KEYS, bad(value)), "1 of 3 rows", "key 1", "too large for this wire format")
 
 
 def test_a_sum_too_large_for_the_wire(unchanged: shoal.Table, client: shoal.Client) -> None:
-    if set(client.stats()["lanes"]) == {"memory"}:
-        pytest.skip("an embedded store has no wire")
     table = client.table(unchanged.name, wire="fp16")
     refused(lambda: table.push([1, 2, 1], 40_000 * ones(3, 4)), "duplicates summed", "key 1", "too large")
 

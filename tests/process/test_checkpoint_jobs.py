@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,28 @@ def test_a_url_that_cannot_be_written_is_found_before_anything_starts(tmp_path: 
     done = jobs.run("--checkpoint", str(tmp_path / "x"), "--every", "5", SCRIPT, "8", "1", "0")
     assert done.returncode == 2
     assert "every is '5'" in done.stderr
+
+
+def test_a_signal_ends_a_job_whose_last_checkpoint_is_never_done(tmp_path: Path) -> None:
+    jobs, url = Jobs(tmp_path), str(tmp_path / "ckpt")
+    with jobs.started("--workers", "1", "--checkpoint", url, "--every", "1h", SCRIPT, "8", "1", "0") as job:
+        wait_until(lambda: bool(keepers(url)))
+        os.kill(keepers(url)[0], signal.SIGSTOP)  # as if its place never answered
+        wait_until(lambda: jobs.path("job.json").exists() and jobs.record()["state"] == "running")
+        wait_until(lambda: [worker["code"] for worker in jobs.record()["workers"]] == [0])
+        job.send_signal(signal.SIGINT)
+        assert job.wait(30) == 130
+    assert keepers(url) == []
+
+
+def keepers(url: str) -> list[int]:
+    """Processes that make checkpoints there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            if {b"shoal.checkpoint.keep", url.encode()} <= set(path.read_bytes().split(b"\0")):
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_the_commands_that_look_at_checkpoints(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import s3fs
+from moto.server import ThreadedMotoServer
 
 import shoal
 from shoal.checkpoint.client import check_writable
@@ -11,14 +13,12 @@ from shoal.checkpoint.manifest import names
 from shoal.checkpoint.place import Place
 from shoal.errors import BadInput, Refused
 
-moto_server = pytest.importorskip("moto.server", reason="needs moto[server] and shoal[s3]")
-s3fs = pytest.importorskip("s3fs", reason="needs moto[server] and shoal[s3]")
 pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     with pytest.MonkeyPatch.context() as patch:

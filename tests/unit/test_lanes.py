@@ -74,6 +74,20 @@ def test_the_lane_is_the_one_asked_for(client: shoal.Client, lane: str) -> None:
     assert set(client.stats()["lanes"]) == {lane}
 
 
+def test_on_one_host_shared_memory_is_chosen(cluster: shoal.LocalCluster) -> None:
+    with cluster.connect() as client:
+        client.table("auto", dim=1, optimizer=SGD).pull(range(1000))
+        assert client.stats()["lanes"] == ["shm", "shm"]
+
+
+def test_a_server_whose_unix_socket_cannot_be_reached_is_spoken_to_by_tcp() -> None:
+    with shoal.LocalCluster(servers=2) as cluster:
+        (cluster.directory / f"{cluster.servers[1].pid}.sock").unlink()
+        with cluster.connect() as client:
+            client.table("auto", dim=1, optimizer=SGD).pull(range(1000))
+            assert client.stats()["lanes"] == ["shm", "tcp"]
+
+
 def test_an_absent_key_reads_as_its_first_value_and_is_not_stored(make: MakeTable) -> None:
     table = make(init=shoal.init.Uniform(0.5), seed=3)
     keys = np.arange(-500, 500)

@@ -33,6 +33,8 @@ FORBIDDEN = re.compile(
     r"|\b(pickle|marshal|dill)\.\w+\(|\btorch\.load\b|multiprocessing\.connection"
     r"|(?<![\w.])(eval|exec)\s*\(|\bPyRun_\w+|\ballow_pickle\s*=\s*True"
 )
+# Benchmarks hand functions to children of their own, by a pipe that no other process can reach.
+ALLOWED = {("bench/processes.py", "multiprocessing.connection")}
 
 
 def imports(path: Path) -> set[str]:
@@ -98,11 +100,15 @@ def test_there_are_no_cycles() -> None:
     assert edges == {}
 
 
-@pytest.mark.parametrize("folder", ["src", "core", "bindings"])
+@pytest.mark.parametrize("folder", ["src", "core", "bindings", "bench", "examples", "scripts"])
 def test_nothing_is_unpickled_or_executed(folder: str) -> None:
     files = [path for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".pyi", ".cc", ".h"}]
-    hits = [(path.name, hit.group()) for path in files for hit in FORBIDDEN.finditer(path.read_text())]
-    assert hits == []
+    hits = {
+        (str(path.relative_to(ROOT)), hit.group())
+        for path in files
+        for hit in FORBIDDEN.finditer(path.read_text())
+    }
+    assert hits <= ALLOWED
 
 
 @pytest.mark.parametrize(

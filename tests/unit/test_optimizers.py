@@ -6,17 +6,25 @@ formulas.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.unit.optimizer_references import (
+    TORCH_CASES,
+    TORCH_IDS,
+    Array,
+    PaperFtrl,
+    Step,
+    TorchRows,
+    make_spec,
+    rowwise_step,
+)
 
 from shoal import _core
 
-Array = NDArray[np.float32]
 DIMS = [1, 3, 8, 16, 64, 100]
 ROWS = 6
 STEPS = 40
@@ -26,38 +34,6 @@ RTOL, ATOL_STEP, ATOL_PATH = 1e-6, 1e-7, 5e-7
 
 # Name of a field in torch -> in OptimizerSpec, where they differ.
 RENAMED = {"initial_accumulator_value": "initial"}
-
-TORCH_CASES: list[tuple[str, type[torch.optim.Optimizer], dict[str, Any]]] = [
-    ("sgd", torch.optim.SGD, {"lr": 0.1}),
-    ("sgd", torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.01}),
-    ("sgd", torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
-    ("sgd", torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
-    ("sgd", torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "dampening": 0.3}),
-    ("sgd", torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.02}),
-    ("sgd", torch.optim.SGD, {"lr": 0.05, "momentum": 0.8, "nesterov": True, "weight_decay": 0.02}),
-    ("sgd", torch.optim.SGD, {"lr": 0.1, "dampening": 0.5}),
-    ("adagrad", torch.optim.Adagrad, {"lr": 0.05}),
-    ("adagrad", torch.optim.Adagrad, {"lr": 0.05, "lr_decay": 0.1}),
-    ("adagrad", torch.optim.Adagrad, {"lr": 0.05, "initial_accumulator_value": 0.1, "eps": 1e-6}),
-    ("adagrad", torch.optim.Adagrad, {"lr": 0.05, "lr_decay": 0.01, "weight_decay": 0.01}),
-    ("adam", torch.optim.Adam, {"lr": 0.01}),
-    ("adam", torch.optim.Adam, {"lr": 0.01, "betas": (0.5, 0.9), "eps": 1e-6}),
-    ("adam", torch.optim.Adam, {"lr": 0.01, "betas": (0.3, 0.99)}),
-    ("adam", torch.optim.Adam, {"lr": 0.01, "betas": (0.0, 0.99)}),
-    ("adam", torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.05}),
-    ("adamw", torch.optim.AdamW, {"lr": 0.01}),
-    ("adamw", torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.0}),
-    ("adamw", torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.3, "betas": (0.8, 0.95)}),
-]
-TORCH_IDS = [f"{kind}-{'-'.join(f'{k}={v}' for k, v in options.items())}" for kind, _, options in TORCH_CASES]
-
-
-def make_spec(kind: str, **fields: Any) -> _core.OptimizerSpec:
-    spec = _core.OptimizerSpec(kind)
-    for name, value in fields.items():
-        setattr(spec, name, value)
-    _core.update.check(spec)
-    return spec
 
 
 def twin_spec(kind: str, torch_defaults: dict[str, Any]) -> _core.OptimizerSpec:
@@ -84,27 +60,6 @@ class Rows:
         part = np.ascontiguousarray(self.rows[touched])
         _core.update.update_rows(self.spec, lr, part, grads, self.dim)
         self.rows[touched] = part
-
-
-class TorchRows:
-    """The same rows, each a Parameter of its own with an optimizer of its own."""
-
-    def __init__(self, make: type[torch.optim.Optimizer], options: dict[str, Any], values: Array) -> None:
-        self.params = [torch.nn.Parameter(torch.from_numpy(row.copy())) for row in values]
-        self.optimizers = [make([p], foreach=False, **options) for p in self.params]
-
-    @property
-    def values(self) -> Array:
-        return np.stack([p.detach().numpy() for p in self.params])
-
-    def step(self, touched: NDArray[np.int64], grads: Array, lr: float) -> None:
-        for row, grad in zip(touched, grads, strict=True):
-            self.params[row].grad = torch.from_numpy(grad.copy())
-            self.optimizers[row].param_groups[0]["lr"] = lr
-            self.optimizers[row].step()
-
-
-Step = Callable[[NDArray[np.int64], Array, float], None]
 
 
 def drive(rng: np.random.Generator, dim: int, lr: float, *steps: Step, schedule: float = 1.0) -> None:
@@ -218,15 +173,6 @@ def test_adam_is_not_sparse_adam_once_a_row_was_left_out() -> None:
     assert abs(theirs[1] + 0.2) > 0.02  # SparseAdam corrects as if it had been touched four times
 
 
-def rowwise_step(spec: _core.OptimizerSpec, values: NDArray[np.float64], sums: NDArray[np.float64]) -> Step:
-    def step(touched: NDArray[np.int64], grads: Array, lr: float) -> None:
-        g = grads.astype(np.float64) + spec.weight_decay * values[touched]
-        sums[touched] += (g * g).mean(axis=1)
-        values[touched] -= lr * g / (np.sqrt(sums[touched]) + spec.eps)[:, None]
-
-    return step
-
-
 @pytest.mark.parametrize("dim", [*DIMS, 17, 31, 1000])
 @pytest.mark.parametrize("fields", [{}, {"weight_decay": 0.01}, {"initial": 0.1, "eps": 1e-3}], ids=str)
 def test_rowwise_adagrad_equals_its_formula(fields: dict[str, float], dim: int) -> None:
@@ -238,23 +184,6 @@ def test_rowwise_adagrad_equals_its_formula(fields: dict[str, float], dim: int) 
     drive(rng, dim, 0.05, rows.step, rowwise_step(spec, wanted, sums))
     np.testing.assert_allclose(rows.values, wanted, rtol=RTOL, atol=ATOL_PATH)
     np.testing.assert_allclose(rows.rows[:, dim], sums, rtol=2e-6)
-
-
-class PaperFtrl:
-    """Algorithm 1 of McMahan et al. 2013 in float64, as printed: w is made from z and n before each use."""
-
-    def __init__(self, spec: _core.OptimizerSpec, shape: tuple[int, int]) -> None:
-        self.spec, self.z, self.n = spec, np.zeros(shape), np.full(shape, float(spec.initial))
-        self.values = np.zeros(shape)
-
-    def step(self, touched: NDArray[np.int64], grads: Array, lr: float) -> None:
-        g, n, w = grads.astype(np.float64), self.n[touched], self.values[touched]
-        sigma = (np.sqrt(n + g * g) - np.sqrt(n)) / lr
-        self.z[touched] += g - sigma * w
-        self.n[touched] += g * g
-        z, n = self.z[touched], self.n[touched]
-        w = -(z - np.sign(z) * self.spec.l1) / ((self.spec.beta + np.sqrt(n)) / lr + self.spec.l2)
-        self.values[touched] = np.where(np.abs(z) <= self.spec.l1, 0.0, w)
 
 
 FTRL_FIELDS = [{}, {"l1": 1.0}, {"l2": 0.5}, {"l1": 0.3, "l2": 0.1, "initial": 0.1}, {"beta": 0.0}]

@@ -11,7 +11,7 @@ from typing import Any, cast
 from shoal.checkpoint import manifest as manifest_
 from shoal.checkpoint import shards, states
 from shoal.checkpoint.manifest import Manifest
-from shoal.checkpoint.place import Place
+from shoal.checkpoint.place import Place, in_time
 from shoal.errors import BadInput, Mismatch, Refused, ShoalError, Timeout, Unavailable
 from shoal.store.catalogue import TableEntry, TableRequest
 from shoal.store.client import Client
@@ -26,6 +26,7 @@ _OWN = "shoal."
 _SHOWN_MAX = 12
 # Nobody but who saves waits meanwhile.
 CALL_S = 60.0
+_CHECK_S = 30.0
 _HOLD_S = 1.0
 _PAUSE_S = 0.002
 
@@ -252,11 +253,15 @@ def differences(here: TableEntry, there: TableEntry) -> list[str]:
     ]
 
 
-def check_writable(url: str) -> None:
-    """Raise BadInput if checkpoints cannot be written there."""
+def check_writable(url: str, wait_s: float = _CHECK_S) -> None:
+    """Raise BadInput if checkpoints cannot be written there, or nobody there answers in time."""
     try:
-        place = Place(url)
-        _check_shared(place)
-        place.check()
+        in_time(lambda: _probe(url), url, wait_s)
     except Unavailable as error:
         raise BadInput(f"no checkpoint can be written: {error}") from None
+
+
+def _probe(url: str) -> None:
+    place = Place(url)  # some clients already speak to their service here
+    _check_shared(place)
+    place.check()

@@ -1,23 +1,27 @@
 """Where checkpoints lie: a directory at any URL that fsspec can write to.
 
 A file is there whole or not at all: on a local disk it is written under another name, made durable and then
-renamed; object stores do the same by themselves.
+renamed; object stores do the same by themselves. A service that does not answer is waited for so long and no
+longer.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
-
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
+from typing import Any, TypeVar
 
 from shoal.errors import BadInput, Unavailable
 
-__all__ = ["Place"]
+__all__ = ["Place", "in_time"]
 
+_T = TypeVar("_T")
+# For one file, which may have gigabytes; clients of services mostly give up before, with a better reason.
+_ANSWER_S = 600.0
 _FLAT = frozenset({"s3", "s3a", "gs", "gcs", "memory"})
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hdfs": "hdfs"}
 
@@ -25,7 +29,11 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hdfs": "hdfs"}
 class Place:
     """The directory at `url`; nothing is read or written before it is asked for."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, answer_s: float = _ANSWER_S) -> None:
+        # At the top it would be a quarter of a server's starting time; it is needed later or never.
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
         scheme = url.partition("://")[0] if isinstance(url, str) and "://" in url else "file"
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
@@ -40,6 +48,7 @@ class Place:
         self.is_private = scheme == "memory"
         self._is_local = isinstance(self._fs, LocalFileSystem)
         self._is_flat = scheme in _FLAT
+        self._answer_s = answer_s
 
     def check(self) -> None:
         """Raise unless files can be written, read and removed there."""
@@ -52,18 +61,15 @@ class Place:
     def write(self, name: str, data: bytes) -> None:
         """Write the file, whole or not at all."""
         with _said(f"cannot write {self.url}/{name}"):
-            if not self._is_local:
-                # Object stores have no directories, and would make a bucket that was misspelt.
-                if not self._is_flat:
-                    self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
-                self._fs.pipe_file(self._path(name), data)
-                return
-            _write_local(Path(self._path(name)), data)
+            if self._is_local:
+                _write_local(Path(self._path(name)), data)
+            else:
+                self._ask(lambda: self._write_there(self._path(name), data))
 
     def read(self, name: str) -> bytes:
         """The file's bytes; Unavailable if there is none, or it cannot be read."""
         with _said(f"cannot read {self.url}/{name}"):
-            data: bytes = self._fs.cat_file(self._path(name))
+            data: bytes = self._ask(lambda: self._fs.cat_file(self._path(name)))
             return data
 
     def names(self, directory: str = "") -> list[str]:
@@ -72,7 +78,7 @@ class Place:
             path = self._path(directory)
             self._fs.invalidate_cache(path)
             try:
-                found = self._fs.ls(path, detail=False)
+                found = self._ask(lambda: self._fs.ls(path, detail=False))
             except (FileNotFoundError, NotADirectoryError):
                 return []
             return sorted(str(each).rstrip("/").rpartition("/")[2] for each in found)
@@ -80,10 +86,43 @@ class Place:
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with all that is in it."""
         with _said(f"cannot remove {self.url}/{name}"):
-            self._fs.rm(self._path(name), recursive=True)
+            self._ask(lambda: self._fs.rm(self._path(name), recursive=True))
+
+    def _write_there(self, path: str, data: bytes) -> None:
+        # Object stores have no directories, and would make a bucket that was misspelt.
+        if not self._is_flat:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._fs.pipe_file(path, data)
+
+    def _ask(self, call: Callable[[], _T]) -> _T:
+        return call() if self._is_local or self.is_private else in_time(call, self.url, self._answer_s)
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/")
+
+
+def in_time(call: Callable[[], _T], url: str, wait_s: float) -> _T:
+    """What `call` returns; Unavailable if that takes longer.
+
+    It runs in a thread that is then left behind, and keeps no process from ending: clients of services try
+    again for minutes, some in native code that no signal interrupts.
+    """
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # raised again where it is waited for
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name="shoal-place", daemon=True)
+    thread.start()
+    thread.join(wait_s)
+    if not future.done():
+        raise Unavailable(
+            f"no answer from {url} within {wait_s:g} s; is the address right, and its service up?"
+        )
+    return future.result()
 
 
 def _write_local(path: Path, data: bytes) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -99,6 +100,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _listen(arguments: argparse.Namespace) -> socket.socket:
     if arguments.listen_fd is not None:
+        os.set_inheritable(arguments.listen_fd, False)
         return socket.socket(fileno=arguments.listen_fd)
     return listen(ServerOptions(host=arguments.host, port=arguments.port))
 

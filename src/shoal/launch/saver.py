@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
@@ -61,8 +62,11 @@ class Saver:
         arguments += ["--needs"] * (parse(sync).dense_home in ("peers", "shared"))
         self._process = _start(cluster, "keep", arguments, job / "logs" / "checkpoint.log")
 
-    def end(self, *, last: bool = False) -> None:
-        """End it, after a last checkpoint if that is asked for. Twice is harmless."""
+    def end(self, *, last: bool = False, unless: Sequence[int] = ()) -> None:
+        """End it, after a last checkpoint if that is asked for, `unless` one of these can be read before.
+
+        Twice is harmless.
+        """
         stdin = self._process.stdin
         assert stdin is not None
         if stdin.closed:
@@ -73,9 +77,10 @@ class Saver:
                 stdin.flush()
             else:
                 stdin.close()
-        try:
-            self._process.wait(_LAST_S if last else 1.0)
-        except subprocess.TimeoutExpired:
+        ended = os.pidfd_open(self._process.pid)
+        select.select([ended, *unless], [], [], _LAST_S if last else 1.0)
+        os.close(ended)
+        if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
         with suppress(OSError):

@@ -443,7 +443,8 @@ class _Job:
 
     def _finish(self) -> int:
         if self._saver is not None:
-            self._saver.end(last=self._verdict.ending is None)
+            self._saver.end(last=self._verdict.ending is None, unless=[self._signals.receiver.fileno()])
+            self._signalled()
         self._screen.close()
         self._cluster.close()
         for path in (self._cluster.token_file, self._cluster.directory / "journal.db"):
