@@ -179,7 +179,7 @@ class Strategy(ABC):
 
     def begin(self, one: Stepped) -> Share:
         """What the step is made of. Gradients are then those of a mean loss, as autocast did not scale them;
-        where they are not finite there are none, and the worker abstains.
+        where they are not finite, or of a batch without samples, there are none, and the worker abstains.
         """
         share = self.worker.take_share(one.optimizer)
         if self.worker.rank == 0:
@@ -189,6 +189,8 @@ class Strategy(ABC):
             one.hide_gradients()
             share.weight = 0.0
             return share
+        if share.samples == share.weight == 0:  # a mean over nothing is no number
+            one.hide_gradients()
         if self.policy.dense_home == "server":  # the store looks at what it is sent
             self._carry_changes()
         else:
