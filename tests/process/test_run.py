@@ -24,7 +24,7 @@ def jobs(tmp_path: Path) -> Jobs:
 
 
 def test_a_job_ends_well(jobs: Jobs) -> None:
-    result = jobs.run("--workers", "2", "--servers", "2", SCRIPT, "train", "3")
+    result = jobs.run("--workers", "2", "--servers", "2", "--on", "local", SCRIPT, "train", "3")
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"[worker {r}] rank {r} is done" for r in (0, 1)]
     done = result.stderr.splitlines()[-1]

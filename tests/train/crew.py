@@ -67,7 +67,7 @@ def without_notes(worker: Worker) -> None:
 
 
 @contextmanager
-def several(count: int, sync: str) -> Iterator[list[Worker]]:
+def several(count: int, sync: Any) -> Iterator[list[Worker]]:
     """Workers that this thread steps in turn: for words under which nobody waits for anybody."""
     with connect("memory://", timeout=JOIN_S) as client:
         workers = [make() for make in local_workers(count, sync, client=client)]

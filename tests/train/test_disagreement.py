@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.train.crew import run_workers
@@ -193,6 +195,29 @@ def test_a_mean_is_weighted_and_can_be_asked_for_again_and_again() -> None:
 
     for means in run_workers(2, script):
         assert means == pytest.approx([2 / 3, 5 / 3, 8 / 3])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_mean_is_exact_and_takes_what_it_is_given(workers: int) -> None:
+    """Weights and values beyond what a float32 holds; a weight of 0 counts for nothing, also with a NaN."""
+    big = 2.0**53 - 1
+    calls = [(0.1, big), (big, 1.0), (math.nan, 1.0), (math.inf, 1.0), (1.0, 0.0), (2.5, 1.0)]
+
+    def script(worker: Worker) -> list[float]:
+        last = (math.nan, 0.0) if worker.rank else (2.5, 1.0)
+        return [worker.mean(value, weight) for value, weight in [*calls, last]]
+
+    for found in run_workers(workers, script):
+        np.testing.assert_allclose(found, [0.1, big, math.nan, math.inf, math.nan, 2.5, 2.5], rtol=1e-15)
+
+
+def test_weights_of_a_mean_are_whole_numbers_up_to_2_to_53() -> None:
+    def script(worker: Worker) -> float:
+        return worker.mean(float(worker.rank), 2**24 + 1 if worker.rank else 2**24 - 1)
+
+    assert run_workers(2, script) == [(2**24 + 1) / 2**25] * 2
+    with pytest.raises(BadInput, match=r"worker\.mean: weight is inf"):
+        run_workers(1, lambda worker: worker.mean(1.0, math.inf))
 
 
 def test_a_report_leaves_other_figures_alone() -> None:

@@ -201,6 +201,16 @@ def test_mistake_an_optimizer_that_the_servers_do_not_know(case: str) -> None:
     fails(script, BadInput, message if case == "closure" else UNKNOWN[case][1])
 
 
+@pytest.mark.parametrize("sync", ["bsp", "asp", "downpour:2,2"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_parameters_that_the_servers_do_not_hold_are_refused(dtype: torch.dtype, sync: str) -> None:
+    def script(worker: Worker) -> None:
+        model = torch.nn.Linear(2, 1).to(dtype)
+        worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    fails(script, BadInput, f"parameter weight is {dtype}; the servers hold float32", sync=sync)
+
+
 class Pulling(Dataset[Any]):
     """Reads rows where batches are fetched, which is another process."""
 

@@ -160,12 +160,15 @@ def one_batch_after_the_other(worker: Worker, make: Any) -> Iterator[torch.Tenso
         yield model.linear.weight
 
 
+@pytest.mark.parametrize("option", ["", ",scale=1"])
 @pytest.mark.parametrize("make", [sgd, adam])
-def test_softsync_makes_one_update_of_so_many_gradients(make: Any) -> None:
-    """Three workers in turn, an update from three gradients: their mean, and one step of the optimizer."""
+def test_softsync_makes_one_update_of_so_many_gradients(make: Any, option: str) -> None:
+    """Three workers in turn, an update from three gradients: their mean, and one step of the optimizer.
+    There is no loader: a gradient is its worker's own whole batch.
+    """
     w = torch.nn.Parameter(torch.tensor(start(), dtype=torch.float32))
     reference = make([w])
-    with several(3, "softsync:3,scale=1") as workers:
+    with several(3, f"softsync:3{option}") as workers:
         models = [steps(worker, 1, make) for worker in workers]
         read = [start()] * 3
         assert workers[0].strategy is not None
@@ -182,6 +185,27 @@ def test_softsync_makes_one_update_of_so_many_gradients(make: Any) -> None:
                 read[rank] = w.detach().numpy().astype(np.float64)
                 np.testing.assert_allclose(model.values, read[rank], rtol=1e-4, atol=1e-5)
             assert tensor.stats()["pushes"] - first == turn + 1
+
+
+@pytest.mark.parametrize(("count", "moved"), [(1, 8.0), (2, 8.0), (3, 8.0), (6, 4.0)])
+def test_softsync_of_parts_of_a_batch(count: int, moved: float) -> None:
+    """Two batches in three parts each, with gradients 2, 4 and 6, whoever trains them and when. Of up to
+    three to an update each moves the model by its third; of six their mean is one step.
+    """
+
+    def script(worker: Worker) -> float:
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        data = TensorDataset(torch.tensor([[1.0], [3.0], [3.0], [5.0], [5.0], [7.0]]).repeat(2, 1))
+        _, _, batches = worker.prepare(model, optimizer, DataLoader(data, batch_size=6))
+        for (x,) in batches:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+        return float(-model.weight.detach())
+
+    assert run_workers(3, script, f"softsync:{count}") == [pytest.approx(moved)] * 3
 
 
 def test_softsync_divides_each_gradient_by_its_own_staleness() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,6 +68,34 @@ def test_a_generator_is_one_pass(sync: str) -> None:
 
     seen = [one for one, _, _ in run_workers(2, script, sync)]
     assert seen == [[[0.0, 0.0, 2.0, 2.0, 4.0, 4.0], []], [[1.0, 1.0, 3.0, 3.0], []]]
+
+
+@pytest.mark.parametrize("sync", WORDS)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_batch_without_samples_is_one_step_that_changes_nothing(sync: str, reduction: str) -> None:
+    """Of a mean over nothing the gradient is NaN; the loop makes a step, and no other is made for it."""
+    stream = [torch.ones(size, 1) for size in (2, 0, 2, 2, 0, 2)]
+
+    def script(worker: Worker) -> tuple[list[int], int, int, float, bool]:
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer, batches = worker.prepare(model, optimizer, stream, reduction=reduction)
+        seen = []
+        for x in batches:
+            seen.append(len(x))
+            optimizer.zero_grad()
+            getattr(model(x), reduction)().backward()
+            optimizer.step()
+        weight = float(model.weight.detach())
+        return seen, worker.steps_made, worker.step, weight, worker.ledger.report().exactly_once
+
+    for rank, (seen, steps, clock, weight, once) in enumerate(run_workers(2, script, sync)):
+        assert (seen, steps) == ([[2, 2, 0], [0, 2, 2]][rank], 3)
+        assert math.isfinite(weight)
+        if sync in ("bsp", "allreduce"):  # a step is that of the worker with samples, or of both
+            assert (clock, weight) == (3, pytest.approx(-0.03 if reduction == "mean" else -0.06))
+        assert once or sync == "quorum:0.5"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -9,8 +9,29 @@ import torch
 from tests.train.crew import run_workers
 from tests.train.models import ShoalModel, dense_values, loader, steps
 
+from shoal.sync import (
+    Bounded,
+    Difference,
+    Each,
+    Elastic,
+    Every,
+    First,
+    Gradient,
+    GradientSum,
+    Mean,
+    Neighbours,
+    Outer,
+    Parameters,
+    Policy,
+    Round,
+    Share,
+    Staleness,
+    WithNeighbours,
+    parse,
+)
 from shoal.train.worker import Worker
 
+ASP = parse("asp")
 WORDS = [
     "bsp",
     "quorum:0.5",
@@ -33,6 +54,16 @@ WORDS = [
     "gossip",
     "hogwild",
 ]
+# Of no word.
+OWN = {
+    "a quorum of models": Policy(Round(), First(0.5), Mean(), Parameters(3), ASP, "average", "worker"),
+    "bounded by twos": Policy(Bounded(2), Every(2), Share(), Gradient()),
+    "gossip at times": Policy(WithNeighbours(), Neighbours(), Mean(), Parameters(3), ASP, dense_home="peers"),
+    "sums that are bounded": Policy(Bounded(1), Each(), Staleness(), GradientSum(2, 3)),
+    "a force with momentum": Policy(
+        Bounded(1), Each(), Elastic(), Difference(3, Outer(momentum=0.3)), ASP, dense_home="worker"
+    ),
+}
 SAMPLES, BATCH, EPOCHS = 90, 12, 8
 
 
@@ -55,10 +86,10 @@ def alone() -> float:
     return float(run_workers(1, train, "bsp")[0][0])
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", [*WORDS, *OWN])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_word_trains_and_uses_every_sample(word: str, workers: int) -> None:
-    results = run_workers(workers, train, word)
+    results = run_workers(workers, train, OWN.get(word, word))
     start = float(torch.nn.functional.mse_loss(*_start()))
     for final, _, made, _, _ in results:
         assert final < 0.85 * start, (final, start)  # all workers see the job's model after a pass

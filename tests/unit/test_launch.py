@@ -120,6 +120,7 @@ def test_each_cause_has_its_code(happens, code: int, sentence: str) -> None:
         ({"servers": 65}, "servers is 65; allowed: a whole number from 1 to 64, the number of shards"),
         ({"sync": "quorum:1.5"}, "share is 1.5; it must be a number above 0 and at most 1"),
         ({"batch": "whole"}, "batch is 'whole'; allowed: split"),
+        ({"on": "moon"}, "on is 'moon'; allowed: local"),
         ({"seed": -1}, "seed is -1"),
         ({"timeout_s": 0.0}, "timeout is 0.0"),
         ({"join_timeout_s": float("nan")}, "join-timeout is nan"),

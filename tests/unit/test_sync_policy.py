@@ -18,19 +18,28 @@ from shoal.sync import (
     Each,
     Elastic,
     Every,
+    First,
     Gradient,
+    GradientSum,
     Mean,
+    Neighbours,
     One,
     Outer,
     Parameters,
+    Payload,
     Policy,
+    Proceed,
     Round,
+    Scale,
     Share,
     Staleness,
+    Take,
+    WithNeighbours,
     mixing,
     parse,
 )
 from shoal.sync.outer import average, bmuf, diloco
+from shoal.sync.policy import Home
 
 NO_CLOCK = {"take": "each", "quorum": 4, "count": 1, "slack": -1}
 ROUND = {"take": "round", "quorum": 4, "count": 1, "slack": -1}
@@ -118,6 +127,15 @@ def test_shares_add_up_to_a_whole_step() -> None:
     assert parse("asp,scale=1").contribution_scale(3, 10) == 1
     assert parse("bsp").contribution_scale(3, 10) == 1
     assert parse("dcasgd:0.1").contribution_scale(3, 12) == 0.25
+    assert parse("dcasgd:0.1,scale=1").rows_policy.contribution_scale(3, 12) == 1
+
+
+def test_of_several_in_an_update_none_is_more_than_its_part_of_the_mean() -> None:
+    assert parse("softsync:1").contribution_scale(3, 12) == parse("asp").contribution_scale(3, 12)
+    assert [parse(f"softsync:{k}").contribution_scale(3, 12) for k in (2, 4, 5)] == [0.25, 0.25, 0.2]
+    assert parse("softsync:4").contribution_scale(8, 8) == 0.25  # whole batches
+    assert parse("softsync:4").with_whole_batches().contribution_scale(3, 12) == 0.25
+    assert parse("softsync:4,scale=1").contribution_scale(3, 12) == 0.25
 
 
 def test_whole_batches_are_not_scaled() -> None:
@@ -156,10 +174,6 @@ WRONG = {
     "rows is None": lambda: Policy(Always(), Each(), One(), Parameters(), dense_home="shared"),
     "DCASGD": lambda: Policy(Always(), Each(), Compensate(1.0), Gradient()),
     "rows is moon": lambda: Policy(Always(), Each(), Share(), Gradient(), NONSENSE),
-    "force between models": lambda: Policy(Always(), Each(), Elastic(), Gradient(), ASP),
-    "single gradients": lambda: Policy(
-        Always(), Each(), Compensate(1.0), Parameters(), ASP, dense_home="worker"
-    ),
     "outer is": lambda: Difference(5, NONSENSE),
     "nesterov is": lambda: Outer(nesterov=NONSENSE),
     "one clock": lambda: Policy(Round(), All(), Mean(), Gradient(), parse("ssp:3")),
@@ -171,6 +185,56 @@ def test_parts_without_a_meaning_together_are_refused(reason: str) -> None:
     with pytest.raises(BadInput) as refused:
         WRONG[reason]()
     assert ("rows is None" if reason == "DCASGD" else reason) in str(refused.value)
+
+
+# By home: what was once taken for something else, or for nothing.
+NOT_CARRIED_OUT: list[tuple[Home, Proceed, Take, Scale, Payload]] = [
+    ("server", Round(), All(), Mean(), GradientSum(2, 2)),
+    ("server", Always(), Every(2), Share(), GradientSum(2, 2)),
+    ("server", Always(), Every(2), Compensate(1.0), Gradient()),
+    ("server", Always(), Each(), Elastic(), Gradient()),
+    ("server", WithNeighbours(), Neighbours(), Mean(), Gradient()),
+    ("worker", Always(), Each(), One(), Parameters(5)),
+    ("worker", Always(), Each(), Share(), Difference(5, Outer())),
+    ("worker", Always(), Every(2), Share(), Difference(5, Outer())),
+    ("worker", Bounded(2), Each(), Staleness(), Parameters(5)),
+    ("worker", Always(), Each(), Elastic(), Parameters(5)),
+    ("worker", Always(), Each(), Compensate(1.0), Parameters(5)),
+    ("worker", WithNeighbours(), Neighbours(), Mean(), Parameters(5)),
+    ("peers", Round(), First(0.5), Mean(), Gradient()),
+    ("peers", Always(), Each(), Share(), Gradient()),
+    ("peers", Bounded(2), Each(), Staleness(), Gradient()),
+    ("peers", Round(), All(), Mean(), Parameters(3)),
+    ("peers", Always(), Each(), One(), Parameters()),
+    ("shared", Bounded(2), Each(), One(), Parameters()),
+    ("shared", Always(), Each(), Share(), Parameters()),
+    ("shared", Round(), All(), Mean(), Parameters()),
+]
+
+
+@pytest.mark.parametrize(("home", "proceed", "take", "scale", "payload"), NOT_CARRIED_OUT)
+def test_what_nobody_carries_out_is_refused(
+    home: Home, proceed: Proceed, take: Take, scale: Scale, payload: Payload
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        Policy(proceed, take, scale, payload, ASP, dense_home=home)
+    message = str(refused.value)
+    assert all(repr(piece) in message for piece in (proceed, take, scale, payload, home))
+    assert "What goes together:\n" in message
+    assert f"\n  dense_home={home!r}, payload " in message
+
+
+def test_shared_memory_has_no_period() -> None:
+    with pytest.raises(BadInput, match=r"Parameters\(period=10\) with dense_home='shared'"):
+        Policy(Always(), Each(), One(), Parameters(10), ASP, dense_home="shared")
+
+
+def test_a_piece_of_ones_own_class_is_refused() -> None:
+    class Sometimes(Proceed):
+        pass
+
+    with pytest.raises(BadInput, match="nothing carries this out"):
+        Policy(Sometimes(), Each(), Share(), Gradient())
 
 
 def test_an_own_composition_is_as_good_as_a_word() -> None:

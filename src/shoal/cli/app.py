@@ -59,6 +59,13 @@ _Etcd = Annotated[
     str | None,
     typer.Option(help="URL of etcd, or of its members with commas: http://host:2379.", show_default=False),
 ]
+_OnTrouble = Annotated[
+    str,
+    typer.Option(
+        help="kind=policy,...: exploding, flat, stuck, slow; report, scale, refuse, replace.",
+        show_default=False,
+    ),
+]
 _Threads = Annotated[int, typer.Option(help="Threads of a server; 0: by the number of cores.")]
 
 
@@ -91,16 +98,11 @@ def run(
     etcd: _Etcd = None,
     sync: Annotated[str, typer.Option(help="How workers synchronise: bsp, ssp:3, asp, ...")] = "bsp",
     batch: Annotated[str, typer.Option(help="split: a batch is cut over the workers; or each.")] = "split",
+    on: Annotated[str, typer.Option(help="Where processes run: local, on this machine.")] = "local",
     seed: Annotated[int, typer.Option(help="Of initial values and the order of data.")] = 0,
     straggler: _Straggler = "",
     max_restarts: Annotated[int, typer.Option(help="Workers that die are replaced, so many in all.")] = 3,
-    on_trouble: Annotated[
-        str,
-        typer.Option(
-            help="kind=policy,...: exploding, flat, stuck, slow; report, scale, refuse, replace.",
-            show_default=False,
-        ),
-    ] = "",
+    on_trouble: _OnTrouble = "",
     autoscale: Annotated[
         str,
         typer.Option(
@@ -140,6 +142,7 @@ def run(
         etcd=etcd,
         sync=sync,
         batch=batch,
+        on=on,
         seed=seed,
         straggler=straggler,
         max_restarts=max_restarts,

@@ -35,8 +35,9 @@ class ShardedLoader:
     batch="each" whole batches are handed out. Iterable datasets and other iterables: whole batches in turn.
 
     `on_unit(epoch, unit, samples)` is called when a batch is handed to the loop, and with 0 samples for an
-    empty part, for which the loop sees no batch; `global_samples` then holds the samples of the unit's global
-    batch. With the unit `NO_UNIT` and 0 samples others have a batch in this step and this worker has none.
+    empty part, for which the loop sees no batch: `empty` then says so, for a stream may hold batches of 0
+    samples. `global_samples` holds the samples of the unit's global batch. With the unit `NO_UNIT` and 0
+    samples others have a batch in this step and this worker has none.
     `on_pass(epoch)` is called when the worker has come to the end of a pass; if it gives False, the next
     `for` runs the same one again. `on_over(epoch)` is called when it passes over one that was finished before
     it came, `on_break(epoch)` when the loop is left before its end. `on_batch(batch)` is called just before
@@ -90,6 +91,7 @@ class ShardedLoader:
         self._done: set[int] = set()
         self._pass_state: dict[str, Any] = {}
         self.global_samples = 0
+        self.empty = False
 
     @property
     def epoch(self) -> int:
@@ -177,10 +179,10 @@ class ShardedLoader:
         for one in handed:
             if one.unit != NO_UNIT:
                 done.add(one.unit)
-            self.global_samples = one.global_samples
+            self.global_samples, self.empty = one.global_samples, not one.samples and one.batch is None
             if self._on_unit is not None:
                 self._on_unit(epoch, one.unit, one.samples)
-            if not one.samples and one.batch is None:
+            if self.empty:
                 continue
             now = time.perf_counter()
             if before is not None:

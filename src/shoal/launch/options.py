@@ -20,6 +20,7 @@ __all__ = ["JobOptions", "check_job_name"]
 
 _NAME_BYTES_MAX = 200
 _RESTARTS_MAX = 1_000_000
+_PLACES = ("local",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class JobOptions:
     command: tuple[str, ...]
     workers: int = 2
     servers: int = 1
+    # Where its processes run.
+    on: str = "local"
     # Further servers that hold a copy of each row.
     replicas: int = 0
     # strong: a push is acknowledged when all copies have it; weak: before.
@@ -66,6 +69,8 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         check_count("workers", self.workers, 1, WORKERS_MAX)
+        if self.on not in _PLACES:
+            raise BadInput(f"on is {self.on!r}; allowed: {', '.join(_PLACES)} (processes of this machine)")
         CoordinatorOptions(servers=self.servers, replicas=self.replicas)
         if self.replication not in ("strong", "weak") or (self.replication == "weak" and not self.replicas):
             raise BadInput(

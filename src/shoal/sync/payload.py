@@ -16,9 +16,6 @@ __all__ = ["Difference", "Gradient", "GradientSum", "Parameters", "Payload"]
 class Payload:
     """What all rules of this kind have in common; take one of the classes below."""
 
-    # Homes of the dense parameters that the rule has a meaning for.
-    homes: ClassVar[tuple[str, ...]] = ("server", "peers")
-
 
 @dataclass(frozen=True)
 class Gradient(Payload):
@@ -31,7 +28,6 @@ class GradientSum(Payload):
     made here, with the user's optimizer.
     """
 
-    homes = ("server",)
     push_every: int
     fetch_every: int
 
@@ -48,7 +44,6 @@ class Difference(Payload):
     0.7
     """
 
-    homes = ("worker",)
     period: int
     outer: Outer
 
@@ -62,7 +57,6 @@ class Difference(Payload):
 class Parameters(Payload):
     """The model itself, every `period` steps."""
 
-    homes = ("worker", "peers", "shared")
     # A mean of models is an outer step of length 1 along the mean difference.
     outer: ClassVar[Outer] = rules.average()
     period: int = 1

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from shoal.errors import BadInput
-from shoal.sync.payload import Difference, Gradient, Payload
+from shoal.sync.payload import Difference, Gradient, GradientSum, Parameters, Payload
 from shoal.sync.proceed import UNBOUNDED, Always, Bounded, Proceed, Round, WithNeighbours
-from shoal.sync.scale import Compensate, Elastic, One, Scale, Share
+from shoal.sync.scale import Compensate, Elastic, Mean, One, Scale, Share, Staleness
 from shoal.sync.take import All, Each, Every, First, Neighbours, Take
 
 __all__ = ["Home", "Policy", "State"]
@@ -23,13 +23,21 @@ Home: TypeAlias = Literal["server", "worker", "peers", "shared"]
 
 _STATES = ("keep", "average", "reset")
 _HOMES = ("server", "worker", "peers", "shared")
-# What can wait for what. An update by each needs no round; one of all of them cannot do without.
-_TAKES: dict[type[Proceed], tuple[type[Take], ...]] = {
-    Always: (Each, Every),
-    Bounded: (Each, Every),
-    Round: (All, First),
-    WithNeighbours: (Neighbours,),
-}
+# What is carried out as it is written: home and payload, proceed, take, scale.
+_Kinds: TypeAlias = tuple[type, ...]
+_Row: TypeAlias = tuple[str, _Kinds, _Kinds, _Kinds, _Kinds]
+_FREE, _PLAIN = (Always, Bounded), (Share, One, Staleness)
+_TOGETHER: tuple[_Row, ...] = (
+    ("server", (Gradient,), (Round,), (All, First), (Mean,)),
+    ("server", (Gradient,), _FREE, (Each, Every), _PLAIN),
+    ("server", (Gradient,), _FREE, (Each,), (Compensate,)),
+    ("server", (GradientSum,), _FREE, (Each,), _PLAIN),
+    ("worker", (Parameters, Difference), (Round,), (All, First), (Mean,)),
+    ("worker", (Difference,), _FREE, (Each,), (Elastic,)),
+    ("peers", (Gradient,), (Round,), (All,), (Mean,)),
+    ("peers", (Parameters,), (WithNeighbours,), (Neighbours,), (Mean,)),
+    ("shared", (Parameters,), (Always,), (Each,), (One,)),
+)
 
 
 @dataclass(frozen=True)
@@ -99,9 +107,11 @@ class Policy:
     def contribution_scale(self, samples: float, global_samples: float) -> float:
         """What a worker multiplies its gradient by before it is pushed."""
         factor = self.scale.factor(samples, global_samples)
-        # Of several that make an update each is a part of their mean; a share is a part of the sum already.
-        mean_of = self.take.count if isinstance(self.take, Every) and not isinstance(self.scale, Share) else 1
-        return factor / mean_of
+        if not isinstance(self.take, Every):
+            return factor
+        # Of several that make an update none is more than its part of their mean; a share may be less.
+        count = self.take.count
+        return min(factor, 1 / count) if isinstance(self.scale, Share) else factor / count
 
     def commit_weight(self, samples: float) -> float:
         """What the sync shard is told of a contribution: its samples, of which a round makes the mean; where
@@ -166,17 +176,18 @@ class Policy:
             raise BadInput(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
     def _check_pieces(self) -> None:
-        self._check_pair("proceed", self.proceed, "take", self.take, _TAKES.get(type(self.proceed)))
-        self._check_pair("scale", self.scale, "take", self.take, self.scale.goes_with)
-        if self.dense_home not in self.payload.homes:
+        pieces = (self.payload, self.proceed, self.take, self.scale)
+        if not any(
+            home == self.dense_home and all(map(isinstance, pieces, kinds)) for home, *kinds in _TOGETHER
+        ):
+            near = [row for row in _TOGETHER if row[0] == self.dense_home or isinstance(self.payload, row[1])]
             raise BadInput(
-                f"payload {self.payload!r} with dense_home={self.dense_home!r}: it goes with dense_home="
-                f"{' or '.join(map(repr, self.payload.homes))}"
+                f"proceed {self.proceed!r}, take {self.take!r}, scale {self.scale!r} and payload "
+                f"{self.payload!r} with dense_home={self.dense_home!r}: nothing carries this out. What goes "
+                f"together:{''.join(map(_described, near))}"
             )
-        if isinstance(self.scale, Elastic) and not isinstance(self.payload, Difference):
-            raise BadInput(f"scale {self.scale!r} is a force between models; take payload Difference")
-        if isinstance(self.scale, Compensate) and not isinstance(self.payload, Gradient):
-            raise BadInput(f"scale {self.scale!r} corrects single gradients; take payload Gradient()")
+        if self.dense_home == "shared" and self.payload != Parameters():
+            raise BadInput(f"payload {self.payload!r} with dense_home='shared': memory is shared always")
         if self.state != "keep" and self.dense_home != "worker":
             raise BadInput(
                 f"state is {self.state!r}; only where models are exchanged at the servers has it a meaning"
@@ -185,13 +196,6 @@ class Policy:
             raise BadInput(
                 "state is 'average'; without rounds there is nothing to average: take keep or reset"
             )
-
-    def _check_pair(
-        self, name: str, part: object, other: str, value: object, allowed: tuple[type, ...] | None
-    ) -> None:
-        if allowed is not None and not isinstance(value, allowed):
-            names = " or ".join(kind.__name__ for kind in allowed)
-            raise BadInput(f"{name} {part!r} with {other} {value!r}: it goes with {other} {names}")
 
     def _check_rows(self) -> None:
         rows = self.rows
@@ -227,3 +231,9 @@ class Policy:
         if self.dense_home in ("peers", "shared"):
             return False
         return self.take.core(2)[0] != "each" or self.proceed.slack != UNBOUNDED
+
+
+def _described(row: _Row) -> str:
+    home, *kinds = row
+    payload, proceed, take, scale = (" or ".join(kind.__name__ for kind in piece) for piece in kinds)
+    return f"\n  dense_home={home!r}, payload {payload}: proceed {proceed}, take {take}, scale {scale}"

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from shoal.errors import BadInput
 from shoal.sync.checks import check_fraction, check_real
-from shoal.sync.take import All, Each, Every, First, Neighbours, Take
 
 __all__ = ["Compensate", "Elastic", "Mean", "One", "Scale", "Share", "Staleness"]
 
@@ -15,8 +14,6 @@ __all__ = ["Compensate", "Elastic", "Mean", "One", "Scale", "Share", "Staleness"
 class Scale:
     """What all rules of this kind have in common; take one of the classes below."""
 
-    # Ways of taking that the rule has a meaning for.
-    goes_with: ClassVar[tuple[type[Take], ...]] = (Each,)
     # Whether servers divide the learning rate by the staleness.
     by_staleness: ClassVar[bool] = False
 
@@ -29,8 +26,6 @@ class Scale:
 class Mean(Scale):
     """The mean over the samples of all that is taken; servers weigh when they know who is in."""
 
-    goes_with = (All, First, Neighbours)
-
 
 @dataclass(frozen=True)
 class Share(Scale):
@@ -39,8 +34,6 @@ class Share(Scale):
     >>> Share().factor(8, 32)
     0.25
     """
-
-    goes_with = (Each, Every)
 
     def factor(self, samples: float, global_samples: float) -> float:
         return samples / global_samples if global_samples else 0.0
@@ -52,8 +45,6 @@ class One(Scale):
     update: their mean.
     """
 
-    goes_with = (Each, Every)
-
 
 @dataclass(frozen=True)
 class Staleness(Scale):
@@ -61,7 +52,6 @@ class Staleness(Scale):
     own, then the mean.
     """
 
-    goes_with = (Each, Every)
     by_staleness = True
 
 

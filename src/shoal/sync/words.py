@@ -27,7 +27,13 @@ __all__ = ["WORDS", "as_policy", "check_word", "parse", "parse_list", "usage"]
 
 _SHARE = Share()
 _BSP = Policy(Round(), All(), Mean(), Gradient()).called("bsp")
-_ASP = Policy(Always(), Each(), Share(), Gradient()).called("asp")
+
+
+def _asp(scale: Scale = _SHARE) -> Policy:
+    return Policy(Always(), Each(), scale, Gradient())
+
+
+_ASP = _asp().called("asp")
 
 
 def _ssp(bound: int, scale: Scale = _SHARE) -> Policy:
@@ -44,10 +50,10 @@ WORDS: dict[str, Callable[..., Policy]] = {
     "quorum": lambda share: Policy(Round(), First(share), Mean(), Gradient()),
     "ssp": _ssp,
     "delay": _ssp,
-    "asp": lambda scale=_SHARE: Policy(Always(), Each(), scale, Gradient()),
+    "asp": _asp,
     "softsync": lambda count, scale=_SHARE: Policy(Always(), Every(count), scale, Gradient()),
     "dcasgd": lambda strength, scale=_SHARE: Policy(
-        Always(), Each(), Compensate(strength, scale), Gradient(), _ASP
+        Always(), Each(), Compensate(strength, scale), Gradient(), _asp(scale)
     ),
     "downpour": lambda push_every, fetch_every, scale=_SHARE: Policy(
         Always(), Each(), scale, GradientSum(push_every, fetch_every)
@@ -75,6 +81,15 @@ _CHOICES: dict[str, dict[str, Any]] = {
     "scale": {"share": Share(), "1": One(), "staleness": Staleness()},
     "state": {"keep": "keep", "average": "average", "reset": "reset"},
     "nesterov": {"0": False, "1": True},
+}
+# Of words that do not take all of them.
+_FEWER = {("dcasgd", "scale"): ("share", "1"), ("easgd", "state"): ("keep", "reset")}
+_ROWS = ("bsp", "quorum", "ssp", "asp", "softsync")
+_FEWER_ROWS = {
+    **{word: (word, "asp") for word in ("bsp", "quorum", "ssp")},
+    "delay": ("ssp", "asp"),
+    "softsync": ("asp", "softsync"),
+    **dict.fromkeys(("average", "bmuf", "diloco"), ("asp",)),
 }
 
 
@@ -140,8 +155,7 @@ def usage(name: str) -> str:
     options = [
         f"[,{option}={'|'.join(_choices(name, option)) or 'number'}]" for option in _parameters(name)[1]
     ]
-    # `delay` is another name of `ssp`.
-    rows = "|".join(_plain(word) for word in WORDS if word != "delay" and _takes(name, rows=_sample(word)))
+    rows = "|".join(map(_plain, _FEWER_ROWS.get(name, _ROWS)))
     return f"{_plain(name)}{''.join(options)}[,rows={rows}]"
 
 
@@ -149,20 +163,6 @@ def _plain(name: str) -> str:
     """A word and what it needs."""
     needed = _parameters(name)[0]
     return f"{name}{':' if needed else ''}{','.join(needed)}"
-
-
-def _sample(name: str, **options: Any) -> Policy:
-    """A policy of that word with some values: a count of 1 would be another word's."""
-    return WORDS[name](*(2 if value in _WHOLE else 0.5 for value in _parameters(name)[0]), **options)
-
-
-def _takes(name: str, rows: Policy | None = None, **options: Any) -> bool:
-    """Whether a word goes with these options."""
-    try:
-        made = _sample(name, **options)
-        return rows is None or replace(made, rows=rows) is not None
-    except BadInput:
-        return False
 
 
 def _parameters(name: str) -> tuple[list[str], dict[str, Any]]:
@@ -209,8 +209,8 @@ def _count(needed: list[str], order: list[str]) -> str:
 
 def _choices(name: str, parameter: str) -> dict[str, Any]:
     """What can be written for a word's parameter, and what it stands for; nothing: a number."""
-    found = _CHOICES.get(parameter, {}).items()
-    return {text: value for text, value in found if _takes(name, **{parameter: value})}
+    found = _CHOICES.get(parameter, {})
+    return {text: found[text] for text in _FEWER.get((name, parameter), found)}
 
 
 def _read(name: str, parameter: str, text: str) -> Any:

@@ -6,14 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from shoal.errors import BadInput
 from shoal.store.many import PushItem
 from shoal.store.tensor import Tensor
-from shoal.train.parameters import Dense, Stepped, flat
+from shoal.train.parameters import Stepped, flat
 from shoal.train.strategy import Strategy
-from shoal.train.twins import check_twin, twin_of
 
 __all__ = ["AtServers"]
 
@@ -22,12 +18,7 @@ class AtServers(Strategy):
     """Every step: gradients up, wait for the policy's word, parameters down. The optimizer here rests."""
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
-        for one in stepped:
-            check_twin(one.optimizer)
-            for dense in one.dense:
-                _check_dtype(dense)
-            self.open_tensors([(dense, twin_of(one.optimizer, dense.group)) for dense in one.dense])
-        self.stepped.extend(stepped)
+        self.open_twins(stepped)
         self.pull_dense()
 
     @property
@@ -79,15 +70,6 @@ class AtServers(Strategy):
             scaled = values if factor == 1.0 else values * factor
             pushes.append((self.tensors[id(dense.parameter)], None, scaled, dense.lr))
         return pushes
-
-
-def _check_dtype(dense: Dense) -> None:
-    if dense.parameter.dtype != torch.float32:
-        raise BadInput(
-            f"parameter {dense.name} is {dense.parameter.dtype}; the servers hold float32. Keep it in "
-            f"float32 (autocast "
-            f"computes in less), or take a sync word whose parameters stay on the workers"
-        )
 
 
 def _round_lr(one: Stepped) -> float:

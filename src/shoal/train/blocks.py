@@ -15,8 +15,8 @@ import torch
 from shoal import optim
 from shoal.store.many import PushItem
 from shoal.train.parameters import Dense, FlatFloats, Stepped, flat
+from shoal.train.share import Share
 from shoal.train.strategy import Strategy
-from shoal.train.twins import check_twin, twin_of
 
 if TYPE_CHECKING:
     from shoal.sync import Policy
@@ -31,9 +31,15 @@ class _LocalSteps(Strategy):
     def __init__(self, worker: Worker, policy: Policy) -> None:
         super().__init__(worker, policy)
         self._payload: Any = policy.payload
+        self._share = Share()
 
     def before(self, one: Stepped) -> None:
-        self.push_rows(one, self.begin(one))
+        self._share = self.begin(one)
+        self.push_rows(one, self._share)
+
+    def finish(self) -> None:
+        """The step is over, which the rows' clock may count."""
+        self.worker.advance(weight=self.policy.commit_weight(self._share.weight))
 
     def refresh(self) -> None:
         self.pull_dense()
@@ -42,12 +48,8 @@ class _LocalSteps(Strategy):
 class _OuterSteps(_LocalSteps):
     """The servers hold a model of their own and step it by how far the workers' have come."""
 
-    @abstractmethod
-    def outer_optimizer(self) -> optim.Optimizer:
-        """What the servers step with when a model comes in."""
-
     def attach(self, stepped: Sequence[Stepped]) -> None:
-        outer = self.outer_optimizer()
+        outer: optim.Optimizer = self._payload.outer(self.worker.world_size)
         for one in stepped:
             self.open_tensors([(dense, outer) for dense in one.dense])
         self.stepped.extend(stepped)
@@ -76,10 +78,6 @@ class Blocks(_OuterSteps):
         super().__init__(worker, policy)
         self._base: dict[int, FlatFloats] = {}  # by id of the parameter: what the block began with
         self._states: dict[str, Any] = {}
-
-    def outer_optimizer(self) -> optim.Optimizer:
-        outer: optim.Optimizer = self._payload.outer(self.worker.world_size)
-        return outer
 
     def after(self, one: Stepped) -> None:
         one.steps += 1
@@ -160,9 +158,6 @@ def _state_tensors(stepped: Sequence[Stepped]) -> dict[str, torch.Tensor]:
 class Elastic(_OuterSteps):
     """EASGD: every H steps worker and centre pull each other by alpha times their difference."""
 
-    def outer_optimizer(self) -> optim.Optimizer:
-        return optim.SGD(lr=1.0)
-
     def before(self, one: Stepped) -> None:
         # The force is that of before the local step.
         if one.steps >= self._payload.period:
@@ -171,7 +166,7 @@ class Elastic(_OuterSteps):
 
     def after(self, one: Stepped) -> None:
         one.steps += 1
-        self.worker.advance(weight=1.0)
+        self.finish()
 
     def exchange(self, stepped: Sequence[Stepped]) -> None:
         alpha = self.policy.alpha(self.worker.world_size)
@@ -198,10 +193,7 @@ class Downpour(_LocalSteps):
         self._sums: dict[int, FlatFloats] = {}
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
-        for one in stepped:
-            check_twin(one.optimizer)
-            self.open_tensors([(dense, twin_of(one.optimizer, dense.group)) for dense in one.dense])
-        self.stepped.extend(stepped)
+        self.open_twins(stepped)
         self.pull_dense([dense for one in stepped for dense in one.dense])
 
     def drop(self, dense: Sequence[Dense]) -> None:
@@ -209,7 +201,7 @@ class Downpour(_LocalSteps):
             self._sums.pop(id(entry.parameter), None)
 
     def before(self, one: Stepped) -> None:
-        share = self.begin(one)
+        share = self._share = self.begin(one)
         factor = self.policy.contribution_scale(share.samples, share.global_samples)
         for dense in one.dense:
             if dense.parameter.grad is not None:
@@ -221,7 +213,7 @@ class Downpour(_LocalSteps):
         one.steps += 1
         if one.steps % self._payload.push_every == 0:
             self._push_sums(one.dense)
-        self.worker.advance(weight=1.0)
+        self.finish()
         self.mark(one.dense)
         if one.steps % self._payload.fetch_every == 0:
             self.pull_dense(one.dense)

@@ -15,7 +15,7 @@ from shoal import optim
 from shoal.collective.group import Broken
 from shoal.store.many import PushItem
 from shoal.store.tensor import Tensor
-from shoal.sync.mixing import mixing
+from shoal.sync import Parameters, mixing
 from shoal.train.clip import clip_factor
 from shoal.train.parameters import Dense, Stepped
 from shoal.train.shared_memory import share_memory
@@ -214,17 +214,21 @@ class AllReduce(_Local):
 
 
 class Gossip(_Local):
-    """D-PSGD: mix with the neighbours on a ring, then step with the gradient of before the mixing."""
+    """D-PSGD: mix with the neighbours on a ring, then step with the gradient of before the mixing. With a
+    period, that is every so many steps; the others are made alone.
+    """
 
     def before(self, one: Stepped) -> None:
+        assert isinstance(self.policy.payload, Parameters)
         share = self.begin(one)
         self.worker.group.ready()
-        while True:
+        while one.steps + 1 >= self.policy.payload.period:
             try:
                 self._mix()
-                break
+                one.steps = -1
             except Broken:  # with whoever lives
                 self.worker.group.reform()
+        one.steps += 1
         self.finish(one, share)
 
     def _mix(self) -> None:
@@ -258,6 +262,8 @@ class Gossip(_Local):
                 _unpack(packed / group.size, parameters)
                 group.version += 1
         group.summed = False
+        for one in self.stepped:
+            one.steps = 0
 
 
 class Hogwild(_Local):

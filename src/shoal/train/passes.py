@@ -222,7 +222,7 @@ class Passes:
             drawn = Drawn(self, self._first + epoch, unit, samples, self.loader.global_samples)
             worker.drew(drawn)
             self._last = drawn
-        if samples:
+        if not self.loader.empty:
             self._got += 1
         else:
             self._does_as_others(unit if unit != NO_UNIT else self._batches)

@@ -21,7 +21,7 @@ from shoal.store.tensor import Tensor
 from shoal.sync import Round
 from shoal.train.clip import scale_gradients
 from shoal.train.parameters import Dense, FlatFloats, Stepped, TableUse, check_finite, flat
-from shoal.train.twins import settings_of, twin_of
+from shoal.train.twins import check_twin, settings_of, twin_of
 
 if TYPE_CHECKING:
     from shoal.sync.policy import Policy
@@ -111,6 +111,20 @@ class Strategy(ABC):
             tensor = client.tensor(dense.name, flat(dense.parameter), optimizer=optimizer, retune=retune)
             self.tensors[id(dense.parameter)] = tensor
 
+    def open_twins(self, stepped: Sequence[Stepped]) -> None:
+        """Take over what these optimizers step: the servers do it from now on, in float32."""
+        for one in stepped:
+            check_twin(one.optimizer)
+            for dense in one.dense:
+                if dense.parameter.dtype != torch.float32:
+                    raise BadInput(
+                        f"parameter {dense.name} is {dense.parameter.dtype}; the servers hold float32. Keep "
+                        f"it in float32 (autocast computes in less), or take a sync word whose parameters "
+                        f"stay on the workers"
+                    )
+            self.open_tensors([(dense, twin_of(one.optimizer, dense.group)) for dense in one.dense])
+        self.stepped.extend(stepped)
+
     def loaded(self, module: torch.nn.Module) -> None:
         """`load_state_dict` gave this module other values: worker 0's are everybody's from now on."""
         own = {id(parameter) for parameter in module.parameters(recurse=False)} & self.tensors.keys()
@@ -179,7 +193,7 @@ class Strategy(ABC):
 
     def begin(self, one: Stepped) -> Share:
         """What the step is made of. Gradients are then those of a mean loss, as autocast did not scale them;
-        where they are not finite there are none, and the worker abstains.
+        where they are not finite, or of a batch without samples, there are none, and the worker abstains.
         """
         share = self.worker.take_share(one.optimizer)
         if self.worker.rank == 0:
@@ -189,6 +203,8 @@ class Strategy(ABC):
             one.hide_gradients()
             share.weight = 0.0
             return share
+        if share.samples == share.weight == 0:  # a mean over nothing is no number
+            one.hide_gradients()
         if self.policy.dense_home == "server":  # the store looks at what it is sent
             self._carry_changes()
         else:

@@ -186,27 +186,30 @@ class Worker:
         self.lives.void = False
 
     def mean(self, value: float, weight: float = 1.0) -> float:
-        """The mean of `value` over all workers, weighted. Every worker must call it."""
-        if not weight >= 0:
-            raise BadInput(f"worker.mean: weight is {weight!r}; it must be a number, at least 0")
+        """The mean of `value` over all workers, weighted; NaN where all weights are 0. Every worker must call
+        it. A value that is not finite goes in as it is.
+        """
+        if not 0 <= weight < math.inf:
+            raise BadInput(f"worker.mean: weight is {weight!r}; it must be a finite number, at least 0")
         if self.world_size == 1:
-            return float(value)
+            return float(value) if weight else math.nan
         # Two rows for each worker, by turns: a worker can be one call ahead of another, not two.
         self._turn = not self._turn
-        call = np.array([self.part, self._barriers_before], np.float32)
-        told = np.array([[value, weight, *call]], np.float32)
+        call = (self.part, self._barriers_before)
+        # Bit by bit, in whole numbers that a float32 of a row can hold.
+        told = np.array([[float(value), float(weight), *call]]).view(np.uint16).astype(np.float32)
         self.lives.again(lambda: self._means.assign([2 * self.rank + self._turn], told))
         state = self.lives.again(self.rounds.state)
         everybody = range(2 * len(state["phases"]))  # also those who have come since the pass began
         self.barrier()
-        rows = self.lives.again(lambda: self._means.pull(everybody)).astype(np.float64)
-        values, weights = rows[:, 0], rows[:, 1] * (rows[:, 2:] == call).all(1)  # of this call alone
-        return float((values * weights).sum() / weights.sum()) if weights.any() else math.nan
+        rows = self.lives.again(lambda: self._means.pull(everybody)).astype(np.uint16).view(np.float64)
+        values, weights = rows[(rows[:, 2:] == call).all(1) & (rows[:, 1] > 0), :2].T  # of this call alone
+        return float((values * weights).sum() / weights.sum()) if len(weights) else math.nan
 
     @cached_property
     def _means(self) -> Table:
         # Opened once: the coordinator may be away later.
-        return self.client.table("shoal.means", dim=4, optimizer=optim.SGD(lr=1.0))
+        return self.client.table("shoal.means", dim=16, optimizer=optim.SGD(lr=1.0))
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
