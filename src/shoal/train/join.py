@@ -57,7 +57,9 @@ def join(
         )
     if address is None and world_size > 1:
         raise BadInput(
-            f"join: world_size is {world_size}; several workers need the address of servers that they share"
+            f"join: there are {world_size} workers and no address: several need servers that they share. "
+            f"Start the script with `shoal run`, or start servers with `shoal up` and set SHOAL_ADDRESS and "
+            f"SHOAL_TOKEN_FILE as it says"
         )
     name = client_name(rank) if address is not None else None
     client = connect("memory://" if address is None else address, token=token, name=name)
