@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -95,7 +96,9 @@ def _group(worker: Worker, *, supervised: bool) -> Group:
 def _leave(worker: Worker) -> None:
     if _joined.get(os.getpid()) is worker:
         del _joined[os.getpid()]
-        worker.close()
+        # The script raised: its supervisor ends the job, and what the others would fail with is no reason.
+        raised = hasattr(sys, "last_value")
+        worker.close(tells=worker.job is None or not raised)
 
 
 def local_workers(
