@@ -33,6 +33,8 @@ while not os.path.exists(os.environ["SHOAL_JOB"] + "/enough"):
         loss.backward()
         optimizer.step()
         worker.report(loss=loss)
+        if "raises" in sys.argv and worker.rank == 1 and worker.step == 3:
+            raise KeyError("what only worker 1 has met")
     if worker.mean(float(os.path.exists(os.environ["SHOAL_JOB"] + "/enough"))):
         break
 """
@@ -84,6 +86,18 @@ def test_a_worker_that_stands_still_is_named_as_the_one_waited_for(jobs: Jobs, s
     after = json.loads(jobs.shoal("status", "--json", "job").stdout)
     assert after["data"]["units"] == after["data"]["once"] > 0
     assert after["counters"]["staleness"] is not None
+
+
+@pytest.mark.parametrize("word", ["bsp", pytest.param("allreduce", marks=pytest.mark.gloo)])
+def test_what_one_worker_raises_is_the_reason_and_not_what_others_meet_then(
+    jobs: Jobs, script: str, word: str
+) -> None:
+    result = jobs.run("--sync", word, script, "raises")
+    assert result.returncode == 1, result.stderr
+    last = result.stderr[result.stderr.rindex("\nworker 1 failed with code 1:\n") + 1 :].splitlines()
+    assert last[1] == "Traceback (most recent call last):"
+    assert last[-1] == "KeyError: 'what only worker 1 has met'"
+    assert result.stderr.count("Traceback") == 2, result.stderr  # as it came, and at the end
 
 
 @pytest.mark.gloo

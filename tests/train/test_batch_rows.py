@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.train.crew import JOIN_S, run_workers, without_notes
+from tests.train.crew import JOIN_S, Notes, run_workers
 from tests.train.models import IDS, ShoalModel, dense_values, loader, steps
 
 import shoal
@@ -24,11 +24,10 @@ def trained(worker: Worker, **options: Any) -> tuple[torch.Tensor, int]:
     dense_values(model)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     model, optimizer, batches = worker.prepare(model, optimizer, loader(90, 12, True), **options)
-    without_notes(worker)
-    before = worker.client.stats()["pulls"]
+    notes, before = Notes(worker), worker.client.stats()["pulls"]
     list(steps(model, optimizer, batches, 2))
     worker.barrier()
-    pulls = worker.client.stats()["pulls"] - before
+    pulls = worker.client.stats()["pulls"] - before - notes.pulls
     return torch.from_numpy(model.emb.table.pull(list(range(IDS)))), pulls
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from tests.train.crew import run_workers, without_notes
+from tests.train.crew import Notes, run_workers
 from tests.train.models import IDS, ShoalModel, TorchModel, dense_values, initial_rows, loader, steps
 
 from shoal.train.worker import Worker
@@ -18,8 +18,10 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1),
+    "decay": lambda params: torch.optim.SGD(params, lr=0.1, weight_decay=0.1),
 }
-EPOCHS = 2
+EPOCHS = 4  # of five or six steps
 
 
 class LazyRows:
@@ -88,10 +90,10 @@ class Counts:
     updates: tuple[int, ...]
 
     @staticmethod
-    def of(worker: Worker) -> Counts:
+    def of(worker: Worker, notes: Notes) -> Counts:
         assert worker.strategy is not None
         tensors = worker.strategy.tensors.values()
-        sent = worker.client.stats()["pushes"]
+        sent = worker.client.stats()["pushes"] - notes.pushes
         return Counts(sent, tuple(tensor.stats()["pushes"] for tensor in tensors))
 
     def __sub__(self, other: Counts) -> Counts:
@@ -115,8 +117,8 @@ def train(
     if scheduler is not None:
         worker.prepare(scheduler)
     worker.barrier()
-    without_notes(worker)
-    before = Counts.of(worker)
+    notes = Notes(worker)
+    before = Counts.of(worker, notes)
     clipping = (lambda: worker.clip_grad_norm_(model, clip)) if clip else None
     made = len(list(steps(model, optimizer, batches, EPOCHS, clipping, scheduler)))
     worker.barrier()
@@ -124,24 +126,27 @@ def train(
     found["rows"] = torch.from_numpy(model.emb.table.pull(list(range(IDS))).copy())
     if scheduler is not None:
         assert scheduler.last_epoch == EPOCHS * len(batches)  # also where a part was empty
-    return found, made, worker.samples, Counts.of(worker) - before
+    return found, made, worker.samples, Counts.of(worker, notes) - before
 
 
 Case: TypeAlias = tuple[str, int, int, bool, bool, float]
 CASES: list[Case] = [
     ("sgd", 40, 8, False, False, 0.0),
-    ("sgd", 43, 8, True, True, 0.0),
-    ("momentum", 41, 8, True, False, 0.0),  # the last batch has one sample: fewer than workers
+    ("decay", 43, 8, True, True, 0.0),
     ("adagrad", 42, 8, True, False, 0.0),
+    # The last batch has one sample: fewer than workers.
+    ("momentum", 41, 8, True, False, 0.0),
     ("adam", 41, 8, False, True, 0.0),
-    ("sgd", 41, 8, True, False, 0.2),
+    ("adamw", 41, 8, True, False, 0.0),
+    ("momentum", 41, 8, True, False, 0.2),
+    ("adam", 41, 8, True, False, 0.2),
 ]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_bsp_equals_one_process(workers: int, case: Case) -> None:
-    check(workers, case, "bsp")
+def test_bsp_equals_one_process(case: Case) -> None:
+    for workers in (2, 4) if case[1] == 41 else (1, 3):
+        check(workers, case, "bsp")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -190,6 +191,19 @@ def test_a_failed_run_is_counted_at_its_word() -> None:
     runs = [a_run("bsp", 0, 0.5), a_run("bsp", 1, 0.6), a_run("asp", 0, 0.5)]
     runs.append(Run(word="asp", seed=1, code=1, failure="worker 0 failed with code 1"))
     assert "1 failed" in written(table(runs, figures(runs, "loss", None)))
+
+
+def test_a_failed_run_is_in_no_figure() -> None:
+    runs = [a_run("bsp", 0, 0.5), a_run("bsp", 1, 0.6)]
+    runs += [a_run("asp", seed, 0.4, seconds=2.0) for seed in range(2)]
+    columns = figures(runs, "loss", TARGET)
+    failed = [
+        msgspec.structs.replace(a_run(word, 2, 9.0, 8.0, seconds=0.1), code=1, failure="worker 0 failed")
+        for word in ("bsp", "asp", "ssp:3")
+    ]
+    said = summary([*runs, *failed], columns)
+    assert said == {**summary(runs, columns), "ssp:3": {}}
+    assert "1 failed" in written(table([*runs, *failed], columns))
 
 
 def test_the_plot_in_the_terminal_goes_where_the_values_go() -> None:

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -139,11 +139,50 @@ def test_clipping_by_torch_sees_the_dense_part_only(emb: Embedding, foreach: boo
 
 def test_arithmetic_on_the_gradient_keeps_the_rows(emb: Embedding) -> None:
     backward(emb)
-    emb.weight.grad /= 2
     emb.weight.grad += 0.0
+    emb.weight.grad.clamp_(-0.5, 0.5)
     assert keys_of(emb) == [3, -1, 3]
+    assert emb.gradients()[1].tolist() == [[1, 1]] * 3
     assert emb.weight.grad.norm().item() == 0
     assert "3 rows of 2" in repr(emb.weight.grad)
+
+
+def divide(grad: torch.Tensor) -> torch.Tensor:
+    grad /= 3
+    return grad
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        divide,
+        lambda grad: grad.div_(torch.tensor(3)),
+        lambda grad: grad.mul_(0.3),
+        lambda grad: grad.data.mul_(0.3),
+        lambda grad: 0.3 * grad,
+        lambda grad: grad / 3,
+        lambda grad: torch._foreach_mul_([grad], 0.3)[0],
+        lambda grad: torch._foreach_div_([grad], 3)[0],
+    ],
+)
+def test_scaling_by_a_number_scales_the_rows_as_it_does_torchs(
+    emb: Embedding, scale: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    backward(emb)
+    plain = torch.nn.Parameter(torch.zeros(3, 2))
+    plain.sum().backward()
+    for parameter in (emb.weight, plain):
+        parameter.grad = scale(parameter.grad)
+    assert plain.grad[0, 0] < 0.34
+    assert emb.gradients()[1].tolist() == plain.grad.tolist()
+
+
+def test_torchs_own_clipping_leaves_the_rows(emb: Embedding) -> None:
+    backward(emb)
+    for foreach in (False, True):
+        torch.nn.utils.clip_grad_norm_([emb.weight, torch.nn.Parameter(torch.ones(1))], 0.1, foreach=foreach)
+    torch.nn.utils.clip_grad_value_(emb.parameters(), 0.1)
+    assert emb.gradients()[1].tolist() == [[1, 1]] * 3
 
 
 def test_grad_scaler_unscales_rows(emb: Embedding) -> None:

@@ -42,7 +42,6 @@ def test_ours_goes_before_torchruns() -> None:
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE is 2, and SHOAL_ADDRESS is not set"),
         ({"RANK": "0"}, "RANK is set and WORLD_SIZE is not"),
         ({"SHOAL_WORLD_SIZE": "2"}, "SHOAL_WORLD_SIZE is set and SHOAL_RANK is not"),
         (

@@ -111,7 +111,7 @@ def _show(options: CompareOptions, runs: list[Run], json: Path | None, notes: Co
 def _alike(runs: list[Run], metric: str) -> list[str]:
     """The words that ended alike with every seed."""
     finals: dict[str, list[float | None]] = {}
-    for run in runs:
+    for run in (run for run in runs if run.failure is None):
         finals.setdefault(run.word, []).append(run.final(metric))
     return [word for word, values in finals.items() if len(values) > 1 and len(set(values)) == 1]
 

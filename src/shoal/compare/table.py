@@ -62,7 +62,8 @@ def figures(runs: Sequence[Run], metric: str, target: Target | None) -> list[Fig
         Figure("sent by sockets", lambda run: float(run.bytes_sent) or None, _bytes),
         Figure("dropped", lambda run: float(run.dropped) or None, _whole, ratio=False),
     ]
-    return [figure for figure in found if any(figure.of(run) is not None for run in runs)]
+    whole = [run for run in runs if run.failure is None]
+    return [figure for figure in found if any(figure.of(run) is not None for run in whole)]
 
 
 def _reached(run: Run, target: Target, what: str) -> float:
@@ -71,10 +72,14 @@ def _reached(run: Run, target: Target, what: str) -> float:
 
 
 def summary(runs: Sequence[Run], columns: Sequence[Figure]) -> dict[str, dict[str, Any]]:
-    """By word and figure: median, least, greatest, and the difference from the first word."""
+    """By word and figure: median, least, greatest, and the difference from the first word.
+
+    A run that failed counts in none: what it came to is no figure of the word.
+    """
+    whole = [run for run in runs if run.failure is None]
     spreads = {
         word: {
-            figure.name: spread([figure.of(run) for run in runs if run.word == word]) for figure in columns
+            figure.name: spread([figure.of(run) for run in whole if run.word == word]) for figure in columns
         }
         for word in dict.fromkeys(run.word for run in runs)
     }

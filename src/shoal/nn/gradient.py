@@ -6,7 +6,9 @@ does to this object, and thereby to the rows:
 1. accumulating (a second use in a forward, a second backward) adds the parts of one to the other;
 2. `zero_` and `_foreach_zero_`, and setting `grad` to None, drop them;
 3. `GradScaler.unscale_` divides them and looks for inf and NaN in them;
-4. everything else (norms, clipping, an optimizer's step) sees the empty tensor that it is.
+4. multiplying by a number scales them, and so does dividing by a number or by a tensor with one element;
+5. everything else (norms, clipping, an optimizer's step) sees the empty tensor that it is. torch's clipping
+   multiplies by a tensor: its factor is that of the dense part alone.
 """
 
 from __future__ import annotations
@@ -73,6 +75,9 @@ class RowGradient(torch.Tensor):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
+        compute = _SCALINGS.get(func)
+        if compute is not None and (by := _number(compute, *args)) is not None:
+            return _scale(compute, args[0], by, in_place=func._schema.is_mutable)
         plain_args, plain_kwargs = tree_map_only(RowGradient, RowGradient.plain, (args, kwargs or {}))
         result = func(*plain_args, **plain_kwargs)
         # In place on this one: `grad /= 2` must not put another tensor where the rows are.
@@ -135,6 +140,40 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torc
             grad.parts[:] = [part._replace(grads=rows) for part, rows in zip(grad.parts, scaled, strict=True)]
 
 
+def _number(compute: Any, grad: Any, by: Any) -> float | None:
+    """What case 4 computes with; None where it is another case."""
+    if not isinstance(grad, RowGradient):
+        return None
+    if isinstance(by, torch.Tensor):
+        return by.item() if compute is torch.div and by.numel() == 1 else None
+    return float(by)
+
+
+def _scale(compute: Any, grad: RowGradient, by: float, *, in_place: bool) -> RowGradient:
+    # Replaced and not written to, as in case 3.
+    parts = [part._replace(grads=compute(part.grads, by)) for part in grad.parts]
+    if not in_place:
+        return _with_parts(grad, parts)
+    grad.parts[:] = parts
+    return grad
+
+
+def _foreach_mul_in_place(grads: list[torch.Tensor], by: float) -> None:
+    for grad in grads:
+        grad.mul_(by)
+
+
+def _foreach_div_in_place(grads: list[torch.Tensor], by: float) -> None:
+    for grad in grads:
+        grad.div_(by)
+
+
+_SCALINGS: dict[Any, Callable[..., torch.Tensor]] = {
+    _aten.mul.Tensor: torch.mul,
+    _aten.mul_.Tensor: torch.mul,
+    _aten.div.Tensor: torch.div,
+    _aten.div_.Tensor: torch.div,
+}
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten.detach.default: _detach,
     _aten.alias.default: _detach,
@@ -144,5 +183,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten.new_empty_strided.default: _new_empty_strided,
     _aten.zero_.default: _zero_in_place,
     _aten._foreach_zero_.default: _foreach_zero_in_place,
+    _aten._foreach_mul_.Scalar: _foreach_mul_in_place,
+    _aten._foreach_div_.Scalar: _foreach_div_in_place,
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
 }

@@ -60,6 +60,8 @@ class TableModule(torch.nn.Module):
     # Tables above this many rows do not go into a state_dict; may be set on a class or on a module.
     state_dict_rows_max: int = 1_000_000
     weight: torch.nn.Parameter
+    # How `load_state_dict` assigns rows; all workers of a job call it, and one of them is to assign.
+    assign_by: Callable[[Callable[[], None]], None]
 
     def __init__(
         self,
@@ -89,9 +91,17 @@ class TableModule(torch.nn.Module):
         self._client: Client | None = None
         self._table: Table | None = None
         self._offer: Offer | None = None
+        self.assign_by = _at_once
 
-    def bind(self, client: Client, optimizer: Optimizer | None = None, *, retune: bool = True) -> None:
-        """Open the table by `client`, with the module's own optimizer or else with this one.
+    def bind(
+        self,
+        client: Client,
+        optimizer: Optimizer | None = None,
+        *,
+        seed: int | None = None,
+        retune: bool = True,
+    ) -> None:
+        """Open the table by `client`, with the module's own optimizer and seed or else with these.
 
         Of a table that exists the hyper-parameters follow, unless `retune=False`. Binding again is harmless,
         and binds to the new client. What another module made of the same name must agree:
@@ -109,7 +119,7 @@ class TableModule(torch.nn.Module):
             dim=self.dim,
             optimizer=chosen,
             init=self.init,
-            seed=self.seed,
+            seed=seed if self.seed is None else self.seed,
             wire=self.wire,
             retune=retune,
         )
@@ -223,7 +233,7 @@ class TableModule(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A table belongs to its process: a copy keeps the name and is to be bound again.
-        return self.__dict__ | {"_client": None, "_table": None, "_offer": None}
+        return self.__dict__ | {"_client": None, "_table": None, "_offer": None, "assign_by": _at_once}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if self._table is None:
@@ -246,7 +256,7 @@ class TableModule(torch.nn.Module):
         for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         found = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
-        report = load_rows(found, f"{prefix}weight", self._table, self.dim, self.padding_idx)
+        report = load_rows(found, f"{prefix}weight", self._table, self.dim, self.padding_idx, self.assign_by)
         error_msgs.extend(report.errors)
         if strict:
             missing_keys.extend(report.missing)
@@ -278,6 +288,10 @@ def row_gradients(modules: Iterable[TableModule]) -> Iterator[tuple[TableModule,
         else:
             _, keys, grads = zip(*parts, strict=True)
             yield parts[0][0], np.concatenate(keys), np.concatenate(grads)
+
+
+def _at_once(assign: Callable[[], None]) -> None:
+    assign()
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> int:

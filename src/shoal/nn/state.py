@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,11 +43,17 @@ def save_rows(table: Table, rows_max: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def load_rows(
-    state: Mapping[str, torch.Tensor], name: str, table: Table | None, dim: int, padding_idx: int | None
+    state: Mapping[str, torch.Tensor],
+    name: str,
+    table: Table | None,
+    dim: int,
+    padding_idx: int | None,
+    assign_by: Callable[[Callable[[], None]], None],
 ) -> LoadReport:
     """Assign the rows that `state` has under `name` ("...weight"). Rows that it does not have stay.
 
-    Without a table (the module is not bound) only an empty handle can be taken.
+    Without a table (the module is not bound) only an empty handle can be taken. `assign_by` is given what
+    assigns them.
     """
     names = (f"{name}.keys", f"{name}.values")
     report = LoadReport(unexpected=[key for key in state if key not in (name, *names)])
@@ -71,7 +77,7 @@ def load_rows(
             f"worker.prepare(...), or after module.bind(client)."
         )
     elif table is not None:
-        _assign(table, keys.cpu(), values, padding_idx)
+        assign_by(lambda: _assign(table, keys.cpu(), values, padding_idx))
     return report
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from shoal.errors import BadInput
-from shoal.nn.gradient import RowGradient
 from shoal.nn.module import TableModule, row_gradients, table_modules
 
 if TYPE_CHECKING:
@@ -27,16 +26,12 @@ def clip_factor(max_norm: float, norm: float) -> float:
 def scale_gradients(
     dense: Iterable[torch.nn.Parameter], tables: Iterable[TableModule], factor: float
 ) -> None:
-    """Multiply gradients. Those of rows are replaced: two lookups of a sum share one tensor."""
+    """Multiply gradients; a handle that several modules share is one."""
     if factor == 1.0:
         return
-    for parameter in dense:
+    for parameter in {*dense, *(module.weight for module in tables)}:
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
-    for module in tables:
-        grad = module.weight.grad
-        if isinstance(grad, RowGradient):
-            grad.parts[:] = [part._replace(grads=part.grads * factor) for part in grad.parts]
 
 
 class LocalClip:

@@ -70,20 +70,13 @@ def read_worker_environment(environ: Mapping[str, str] | None = None) -> WorkerE
     True
     """
     source = os.environ if environ is None else environ
-    rank, world_size, prefix = _place(source)
-    address = read_environment(source).address
-    if world_size > 1 and address is None:
-        raise BadInput(
-            f"{prefix}WORLD_SIZE is {world_size}, and SHOAL_ADDRESS is not set: several workers need servers "
-            "that they share. Start the script with `shoal run`, or start servers with `shoal up` and set "
-            "SHOAL_ADDRESS and SHOAL_TOKEN_FILE as it says"
-        )
+    rank, world_size = _place(source)
     sync, batch, job = (source.get(f"SHOAL_{name}") or None for name in ("SYNC", "BATCH", "JOB"))
     seed = source.get("SHOAL_SEED") or None
     return WorkerEnvironment(
         rank=rank,
         world_size=world_size,
-        address=address,
+        address=read_environment(source).address,
         sync=None if sync is None else check_word(sync),
         batch=None if batch is None else check_batch(batch),
         seed=None if seed is None else check_count("SHOAL_SEED", _whole("SHOAL_SEED", seed), 0, SEED_MAX),
@@ -94,8 +87,8 @@ def read_worker_environment(environ: Mapping[str, str] | None = None) -> WorkerE
     )
 
 
-def _place(source: Mapping[str, str]) -> tuple[int, int, str]:
-    """(rank, world size, prefix of the variables that say so); (0, 1) where none is set."""
+def _place(source: Mapping[str, str]) -> tuple[int, int]:
+    """(rank, world size); (0, 1) where no variable says so."""
     for prefix in ("SHOAL_", ""):
         names = (f"{prefix}RANK", f"{prefix}WORLD_SIZE")
         given = [name for name in names if source.get(name)]
@@ -106,8 +99,8 @@ def _place(source: Mapping[str, str]) -> tuple[int, int, str]:
             world_size = check_count(names[1], _whole(names[1], source[names[1]]), 1, WORKERS_MAX)
             why = f", since {names[1]} is {world_size}"
             rank = check_count(names[0], _whole(names[0], source[names[0]]), 0, world_size - 1, why)
-            return rank, world_size, prefix
-    return 0, 1, ""
+            return rank, world_size
+    return 0, 1
 
 
 def _whole(name: str, text: str) -> int:

@@ -6,12 +6,13 @@ model trains (running means), on each worker by its own batches: when a pass end
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from shoal import optim
+from shoal.errors import BadInput
 from shoal.store.tensor import Tensor
 from shoal.train.parameters import FlatFloats, Stepped, flat
 
@@ -20,18 +21,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Fixed"]
 
+_Kind: TypeAlias = tuple[torch.Size, torch.dtype]
+
 
 class Fixed:
     """Those of one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._buffers: list[tuple[torch.Tensor, Tensor]] = []
-        self.named: dict[str, torch.Tensor] = {}  # all buffers
+        self._models: dict[str, torch.nn.Module] = {}
+        self._buffers: dict[str, tuple[Tensor, _Kind]] = {}  # at the servers, and what they began as
+
+    @property
+    def named(self) -> dict[str, torch.Tensor]:
+        """All buffers, as they are now: `self.ema = 0.9 * self.ema + x` puts another in the place of one."""
+        return {lead + name: one for lead, model in self._models.items() for name, one in _buffers(model)}
 
     def take(self, models: Mapping[str, torch.nn.Module], stepped: list[Stepped]) -> None:
         """Make these models equal in it; on return they hold what all workers have."""
-        self.named |= {lead + name: one for lead, model in models.items() for name, one in _buffers(model)}
+        self._models.update(models)
         if self._worker.has_own_store:
             return
         moving = {id(parameter) for one in stepped for parameter in one.named.values()}
@@ -40,26 +48,41 @@ class Fixed:
                 # Without any optimizer one is to come, and what it steps is not to lie there twice.
                 rests = id(parameter) not in moving and (stepped or not parameter.requires_grad)
                 if rests and parameter.numel():
-                    self._open(prefix + name, parameter.data)
+                    self._open(prefix + name, parameter.data, as_bytes=not _is_plain(parameter))
             for name, buffer in _buffers(model):
-                self._buffers.append((buffer, self._open(prefix + name, buffer)))
+                # Whether it is finite may change.
+                tensor = self._open(prefix + name, buffer, as_bytes=True)
+                self._buffers[prefix + name] = tensor, (buffer.shape, buffer.dtype)
 
     def hand_in(self) -> None:
         """Worker 0 has come to the end of a pass."""
         if self._worker.rank == 0:
-            for ticket in [tensor.assign_async(_packed(buffer)) for buffer, tensor in self._buffers]:
+            for ticket in [tensor.assign_async(_bytes(buffer)) for tensor, buffer in self._now()]:
                 ticket.wait()
 
     def refresh(self) -> None:
         """The pass is over everywhere."""
         if self._worker.rank != 0:
-            for buffer, tensor in self._buffers:
-                _unpack(tensor.pull(), buffer)
+            for tensor, buffer in self._now():
+                _write(tensor.pull(), buffer, as_bytes=True)
 
-    def _open(self, name: str, value: torch.Tensor) -> Tensor:
-        nothing = optim.SGD(lr=0.0)
-        tensor = self._worker.client.tensor(f"shoal.fixed.{name}", _packed(value), optimizer=nothing)
-        _unpack(tensor.pull(), value)
+    def _now(self) -> Iterator[tuple[Tensor, torch.Tensor]]:
+        named = self.named
+        for name, (tensor, (shape, dtype)) in self._buffers.items():
+            if (buffer := named.get(name)) is None:  # the model has it no more
+                continue
+            if (buffer.shape, buffer.dtype) != (shape, dtype):
+                raise BadInput(
+                    f"buffer {name} is {buffer.dtype} of shape {tuple(buffer.shape)}; when it was given to "
+                    f"prepare it was {dtype} of {tuple(shape)}, and workers share it as that. Give it its "
+                    f"shape before prepare, or register it with persistent=False"
+                )
+            yield tensor, buffer
+
+    def _open(self, name: str, value: torch.Tensor, *, as_bytes: bool) -> Tensor:
+        nothing, packed = optim.SGD(lr=0.0), _bytes(value) if as_bytes else flat(value)
+        tensor = self._worker.client.tensor(f"shoal.fixed.{name}", packed, optimizer=nothing)
+        _write(tensor.pull(), value, as_bytes=as_bytes)
         return tensor
 
 
@@ -73,16 +96,18 @@ def _buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def _packed(value: torch.Tensor) -> FlatFloats:
-    """Floats as they are; whatever else it is (whole numbers, masks of -inf) as bytes, one in each float."""
-    if value.dtype == torch.float32 and bool(value.isfinite().all()):
-        return flat(value)
+def _is_plain(value: torch.Tensor) -> bool:
+    return value.dtype == torch.float32 and bool(value.isfinite().all())
+
+
+def _bytes(value: torch.Tensor) -> FlatFloats:
+    """Whatever it is (whole numbers, masks of -inf) as bytes, one in each float."""
     return flat(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
 
 
-def _unpack(packed: FlatFloats, value: torch.Tensor) -> None:
+def _write(packed: FlatFloats, value: torch.Tensor, *, as_bytes: bool) -> None:
     found = torch.from_numpy(packed)
-    if found.numel() != value.numel() or value.dtype != torch.float32:
+    if as_bytes:
         found = found.to(torch.uint8).view(value.dtype)
     with torch.no_grad():
         value.copy_(found.view(value.shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -57,7 +58,9 @@ def join(
         )
     if address is None and world_size > 1:
         raise BadInput(
-            f"join: world_size is {world_size}; several workers need the address of servers that they share"
+            f"join: there are {world_size} workers and no address: several need servers that they share. "
+            f"Start the script with `shoal run`, or start servers with `shoal up` and set SHOAL_ADDRESS and "
+            f"SHOAL_TOKEN_FILE as it says"
         )
     name = client_name(rank) if address is not None else None
     client = connect("memory://" if address is None else address, token=token, name=name)
@@ -93,7 +96,9 @@ def _group(worker: Worker, *, supervised: bool) -> Group:
 def _leave(worker: Worker) -> None:
     if _joined.get(os.getpid()) is worker:
         del _joined[os.getpid()]
-        worker.close()
+        # The script raised: its supervisor ends the job, and what the others would fail with is no reason.
+        raised = hasattr(sys, "last_value")
+        worker.close(tells=worker.job is None or not raised)
 
 
 def local_workers(

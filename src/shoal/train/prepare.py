@@ -136,6 +136,8 @@ def _prepare_training(
         worker.optimizers.append(one.optimizer)
     for module in (module for model in models for module in model.modules()):
         module.register_load_state_dict_post_hook(_Loaded(worker))  # type: ignore[no-untyped-call]
+        if isinstance(module, TableModule):
+            module.assign_by = worker.strategy.assign_once
     worker.models += models
     worker.model_names = leading
     if worker.taken_back is not None:
@@ -186,7 +188,18 @@ def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[St
                         f"module {name}; one name is one table"
                     )
             if not module.bound:
-                module.bind(worker.client, optimizer, retune=worker.sets_settings)
+                module.bind(worker.client, optimizer, seed=_seed(worker, module), retune=worker.sets_settings)
+
+
+def _seed(worker: Worker, module: TableModule) -> int | None:
+    """The job's, for a table that is new: one that is there (from a checkpoint, too) keeps its own."""
+    if module.seed is not None or worker.seed == 0:  # which is that of a table without one
+        return None
+    try:
+        worker.client.table(module.table_name)
+    except UnknownTable:
+        return worker.seed
+    return None
 
 
 def _table_optimizer(worker: Worker, module: TableModule, use: tuple[Stepped, TableUse] | None) -> Any:

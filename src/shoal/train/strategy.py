@@ -8,7 +8,7 @@ those that it shall step with. `after` runs last, and then gradients are shown a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,11 +132,15 @@ class Strategy(ABC):
         if not dense:
             return
         self.drop(dense)
+        self.assign_once(lambda: self.assign(dense))
+        self.pull_dense(dense)
+
+    def assign_once(self, assign: Callable[[], None]) -> None:
+        """All workers are here: worker 0 assigns, unless an earlier life of it has done so."""
         self.worker.barrier()  # steps that others still make are of before
         if self.worker.rank == 0 and self.worker.comes_first():
-            self.assign(dense)
+            assign()
         self.worker.barrier()
-        self.pull_dense(dense)
 
     def assign(self, dense: Sequence[Dense]) -> None:
         """Make what these parameters hold here the servers' values."""

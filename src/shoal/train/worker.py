@@ -269,14 +269,15 @@ class Worker:
         """
         return load(self, url)
 
-    def close(self) -> None:
-        """Leave the job: others wait no more for this worker."""
+    def close(self, *, tells: bool = True) -> None:
+        """Leave the job: others wait no more for this worker, if it `tells` them."""
         if not self.client.closed:
             for one in (self.history, self.cut_state):
                 if one is not None:
                     one.close()
             with suppress(Fenced):  # then another has its place
-                self.rounds.leave()
+                if tells:
+                    self.rounds.leave()
             self.group.close()
             self.progress.close()
             self.client.close()

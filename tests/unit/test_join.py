@@ -1,0 +1,89 @@
+"""`shoal.join`: who a process becomes, by its arguments and its environment."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from time import monotonic
+
+import pytest
+
+import shoal
+from shoal.errors import BadInput, Unavailable
+
+ALONE = """
+import os, stat
+import shoal
+
+def sockets():
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += [name] if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode) else []
+        except FileNotFoundError:  # that of the listing itself
+            pass
+    return found
+
+before = sockets()
+worker = shoal.join()
+assert shoal.join() is worker and shoal.join("shoal://127.0.0.1:1") is worker
+assert (worker.rank, worker.world_size) == (0, 1)
+items = worker.client.table("items", dim=2, optimizer=shoal.optim.SGD(lr=1.0))
+items.push([1], [[1.0, 1.0]])
+worker.barrier()
+assert sockets() == before, sockets()
+worker.close()
+assert shoal.join() is not worker
+"""
+
+
+@pytest.fixture(autouse=True)
+def left() -> Iterator[None]:
+    """No test leaves a worker to the next."""
+    yield
+    from shoal.train.join import _joined
+
+    for worker in _joined.values():
+        worker.close()
+    _joined.clear()
+
+
+def test_alone_it_opens_no_sockets_and_a_second_call_gives_the_same_worker() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_arguments_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"ADDRESS": "shoal://127.0.0.1:1", "RANK": "1", "WORLD_SIZE": "2", "SYNC": "asp", "BATCH": "each"}
+    for name, value in said.items():
+        monkeypatch.setenv(f"SHOAL_{name}", value)
+    monkeypatch.setenv("SHOAL_SEED", "5")
+    worker = shoal.join("memory://", rank=0, world_size=1, sync="ssp:3", batch="split")
+    assert (worker.client.address, worker.rank, worker.world_size) == ("memory://", 0, 1)
+    assert (str(worker.policy), worker.batch, worker.seed) == ("ssp:3", "split", 5)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_an_address_that_does_not_answer_is_named_in_time(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setenv("SHOAL_TIMEOUT_S", "1")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if answers:  # and never says a word
+            server.listen()
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+        since = monotonic()
+        with pytest.raises((Unavailable, shoal.errors.Timeout), match=where):
+            shoal.join(f"shoal://{where}", token="0" * 64)
+    assert monotonic() - since < 10
+
+
+def test_several_workers_without_an_address_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match=r"there are 2 workers and no address: .* `shoal run`"):
+        shoal.join(rank=0, world_size=2)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadInput, match=r"there are 2 workers and no address: .* `shoal run`"):
+        shoal.join()
+    assert shoal.join("memory://").world_size == 2
