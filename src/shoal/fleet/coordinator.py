@@ -17,7 +17,7 @@ What it decides:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
 from typing import Literal
 
@@ -44,7 +44,7 @@ from shoal.fleet.grants import Grants
 from shoal.fleet.leases import LEASE_S, Leases
 from shoal.fleet.losses import Losses
 from shoal.fleet.outcome import Outcome
-from shoal.fleet.placer import Placer
+from shoal.fleet.placer import Placer, by_owner
 from shoal.fleet.pulse import Beat, BeatKind, Hello
 from shoal.fleet.roster import Roster
 from shoal.fleet.waiting import Waiting, Watching, what_is_new
@@ -82,7 +82,7 @@ class Coordinator:
         self._waiting: list[Waiting] = []
         self._began = now
         self.leases = Leases(now)
-        self._cuts = Cuts(options.shards, self.leases)
+        self._cuts = Cuts(options.shards, self.leases, lambda: self._placer.copying(self._roster.up))
 
     @property
     def ready(self) -> bool:
@@ -351,7 +351,7 @@ class Coordinator:
 
     @_handle.register
     def _save(self, request: m.SaveStore, peer: int, now: float, outcome: Outcome) -> None:
-        self._begin_cut(request, peer, now, outcome, [chain[:1] for chain in self._placement().chains])
+        self._begin_cut(request, peer, now, outcome, lambda: [c[:1] for c in self._placement().chains])
 
     @_handle.register
     def _attend(self, request: m.AttendCut, peer: int, now: float, outcome: Outcome) -> None:
@@ -359,7 +359,7 @@ class Coordinator:
 
     @_handle.register
     def _load(self, request: m.LoadStore, peer: int, now: float, outcome: Outcome) -> None:
-        self._begin_cut(request, peer, now, outcome, self._placement().chains)
+        self._begin_cut(request, peer, now, outcome, lambda: self._placement().chains)
 
     def _begin_cut(
         self,
@@ -367,11 +367,11 @@ class Coordinator:
         peer: int,
         now: float,
         outcome: Outcome,
-        chains: Sequence[tuple[int, ...]],
+        chains: Callable[[], Sequence[tuple[int, ...]]],
     ) -> None:
-        owners = sorted({index for chain in chains for index in chain})
-        shards = {index: tuple(s for s, chain in enumerate(chains) if index in chain) for index in owners}
-        outcome.replies += self._cuts.begin(peer, request, self._roster.peers, shards, now)
+        self._placement()
+        owners = lambda: by_owner(chains())  # noqa: E731
+        outcome.replies += self._cuts.begin(peer, request, self._roster.peers, owners, now)
 
     @_handle.register
     def _reload(self, request: m.ReloadStore, peer: int, now: float, outcome: Outcome) -> None:
@@ -386,7 +386,7 @@ class Coordinator:
         chains = self._placer.chains_without(request.lost, adopted)
         if not request.together:
             chains = [chain if shard in adopted else () for shard, chain in enumerate(chains)]
-        self._begin_cut(request, peer, now, outcome, chains)
+        self._begin_cut(request, peer, now, outcome, lambda: chains)
         self._adopting = adopted
 
     @_handle.register
@@ -395,6 +395,8 @@ class Coordinator:
         if (reloaded := self._cuts.reloaded) is not None:
             self._cuts.reloaded = None
             self._adopted(*reloaded, outcome)
+        elif self.ready and self._cuts.fills == "all":  # fills that waited for its end go before the next
+            self._changed(outcome)
 
     def _adopted(self, peer: int, request: m.ReloadStore, outcome: Outcome) -> None:
         """What was lost has been read: from now on it is where it was read to."""
@@ -466,8 +468,10 @@ class Coordinator:
     def _changed(self, outcome: Outcome) -> None:
         """Plan what is to be done by the state of now, and tell everybody who watches."""
         # While a shard has no server nothing is moved: who takes it then may be the one that has least.
-        if not self._placer.lost(self._roster.away):
-            self._placer.plan(self._roster.up, self._roster.leaving, self._shard_costs)
+        if not self._placer.lost(self._roster.away) and self._cuts.fills != "none":
+            only_copies = self._cuts.fills == "copies"
+            roster, costs = self._roster, self._shard_costs
+            self._placer.plan(roster.up, roster.leaving, costs, only_copies=only_copies)
         for index in sorted(self._roster.leaving - self._placer.members() - self._placer.first_to_know):
             if not any(fill.target == index for fill in self._placer.fills.values()):
                 self._decide(outcome, ServerGone(index=index, why=LEFT))

@@ -221,6 +221,7 @@ class SaveStore(_Message, frozen=True, kw_only=True, tag="save"):
     """All servers are to write their shards, as of one cut, under URL/name. Answered when they have.
 
     `call_s`: how long workers have to come to the end of a step, so as to add their state; 0: none is wanted.
+    `gives_way`: to shards that are short of copies, if it takes long; it is then to be made `again`.
     """
 
     url: str
@@ -228,6 +229,7 @@ class SaveStore(_Message, frozen=True, kw_only=True, tag="save"):
     base: str | None = None
     wait_s: float
     call_s: float = 0.0
+    gives_way: bool = True
 
 
 class AttendCut(_Message, frozen=True, kw_only=True, tag="attend"):
@@ -304,12 +306,13 @@ class PartOrder(_Message, frozen=True, kw_only=True, tag="order"):
 
 
 class StoreSaved(_Message, frozen=True, kw_only=True, tag="saved"):
-    """All parts are written. `workers`: the ranks that write their state."""
+    """All parts are written. `workers`: the ranks that write their state. `again`: why not, instead."""
 
-    parts: tuple[PartInfo, ...]
-    clocks: tuple[int, ...]
-    shards: int
+    parts: tuple[PartInfo, ...] = ()
+    clocks: tuple[int, ...] = ()
+    shards: int = 0
     workers: tuple[int, ...] = ()
+    again: str = ""
 
 
 class CutNews(_Message, frozen=True, kw_only=True, tag="cut"):
