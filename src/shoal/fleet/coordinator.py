@@ -101,6 +101,7 @@ class Coordinator:
             )
             self._decide(outcome, formed)
         self._decide(outcome, LifeBegan(number=self._life + 1))
+        self._placer.first_to_know -= self._roster.gone.keys()
         return outcome
 
     def restore(self, decision: Decision) -> None:

@@ -100,11 +100,15 @@ class ServerGone(_Decision, frozen=True, kw_only=True, tag="gone"):
 
 
 class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
-    """Shard -> its chain of servers, and shard -> term, which only grows. `version` counts placements."""
+    """Shard -> its chain of servers, and shard -> term, which only grows. `version` counts placements.
+
+    `first_to_know`: servers that must have learnt it before others are told (`shoal.fleet.placer`).
+    """
 
     version: int
     terms: tuple[int, ...]
     chains: tuple[tuple[int, ...], ...]
+    first_to_know: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:

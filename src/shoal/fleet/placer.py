@@ -81,6 +81,7 @@ class Placer:
     def apply(self, placed: Placed) -> None:
         """Take a placement over; fills of shards that it changes are void."""
         self.placed = placed
+        self.first_to_know = set(placed.first_to_know)
         self.fills = {s: fill for s, fill in self.fills.items() if fill.term == placed.terms[s]}
 
     @property
@@ -102,7 +103,8 @@ class Placer:
     def joined(self) -> Placed:
         """The same, with other servers to know of."""
         assert self.placed is not None
-        return msgspec.structs.replace(self.placed, version=self.placed.version + 1)
+        first = tuple(sorted(self.first_to_know))
+        return msgspec.structs.replace(self.placed, version=self.placed.version + 1, first_to_know=first)
 
     def gone(self, server: int) -> Placed | None:
         """Without that server. A shard that only it had stays where it was, and is lost while it is."""
@@ -203,6 +205,7 @@ class Placer:
             version=old.version + 1,
             terms=tuple(term + (shard in chains) for shard, term in enumerate(old.terms)),
             chains=tuple(chains.get(shard, chain) for shard, chain in enumerate(old.chains)),
+            first_to_know=tuple(sorted(self.first_to_know)),
         )
 
     def _next_fill(
