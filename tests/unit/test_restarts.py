@@ -83,3 +83,36 @@ def test_nobody_waits_for_a_server_that_was_given_up_before() -> None:
     assert gone not in first
     told = [index for index in {0, 1, 2} - {gone} if world.watch(index, after=before) is not None]
     assert told
+
+
+TOOK = m.Takeover(shard=3, term=2, version=120, entry=130)
+LOST = m.Lost(client=7, shard=3, term=2, version=120, last=180, pushes=4)
+
+
+def test_clients_that_were_not_told_of_a_takeover_hear_it_from_the_next_coordinator() -> None:
+    world = World(1)
+    told = m.WatchPlacement(after=1, wait_s=1.0, server=0, identity="server-0", takeovers=(TOOK,))
+    world.ask(100, told)
+    world.restart()
+    world.register(0)
+    ((news,),) = [world.ask(50, m.WatchPlacement(after=9, wait_s=1.0))]
+    assert (news.takeovers, news.heard) == ((TOOK,), 1)
+    world.ask(100, told)  # as with each placement
+    assert world.ask(50, m.WatchPlacement(after=9, wait_s=1.0, heard=1, lost=(LOST,))) == []
+    assert [one.pushes for one in world.lost()] == [4]
+    world.restart()
+    assert [(one.shard, one.last, one.pushes) for one in world.lost()] == [(3, 180, 4)]
+
+
+def test_the_journal_keeps_as_many_losses_as_are_known() -> None:
+    world = World(1)
+    takeovers = tuple(m.Takeover(shard=0, term=term, version=1, entry=1) for term in range(2, 5003))
+    lost = tuple(m.Lost(client=client, shard=0, term=2, version=1, last=2, pushes=1) for client in range(5000))
+    world.ask(100, m.WatchPlacement(after=1, wait_s=1.0, takeovers=takeovers, lost=lost, heard=5001))
+    (before,) = world.lost()
+    world.restart()
+    assert world.lost() == (before,)
+    assert before.pushes == 4096
+    assert len(world._journal) < 2 * 4096 + 20
+    (news,) = world.ask(50, m.WatchPlacement(after=9, wait_s=1.0, heard=5000))
+    assert news.takeovers == takeovers[-1:]

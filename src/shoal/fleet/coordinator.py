@@ -34,11 +34,13 @@ from shoal.fleet.decisions import (
     ClusterFormed,
     Decision,
     LifeBegan,
+    LossTold,
     Placed,
     ServerGone,
     ServerLeaving,
     ServerPlaced,
     TableDefined,
+    TakenOver,
 )
 from shoal.fleet.grants import Grants
 from shoal.fleet.leases import LEASE_S, Leases
@@ -255,7 +257,7 @@ class Coordinator:
                 self._shard_costs = self._costs.of_shards(now)
         until = now + min(max(0.0, request.wait_s), 3600.0)
         self._watching.append(Watching(peer=peer, request=request, until=until))
-        self._losses.hear(request)
+        outcome.decisions += self._losses.hear(request)
         knows = request.server is not None and self._placer.knows(request.server, request.after)
         if knows or request.loads:
             self._changed(outcome)
@@ -454,6 +456,8 @@ class Coordinator:
                 self._attendance.granted(decision, self._began + RESTORED_S)
             case TableDefined():
                 self._catalogue.restore(decision.entry)
+            case TakenOver() | LossTold():
+                self._losses.apply(decision)
 
     def _evict(self, index: int, why: str, outcome: Outcome) -> None:
         """Give a server up. Where it alone has a shard, it is kept: perhaps it only sleeps."""
@@ -487,7 +491,7 @@ class Coordinator:
     def _news(self, request: m.WatchPlacement) -> m.PlacementNews:
         tell, fills = what_is_new(request, self._placer)
         info = self._roster.placement(self._placement()) if tell else None
-        heard, takeovers = self._losses.news(request, self._life)
+        heard, takeovers = self._losses.news(request)
         return m.PlacementNews(placement=info, fills=fills, life=self._life, heard=heard, takeovers=takeovers)
 
     def _tell_watchers(self, outcome: Outcome, watching: list[Watching]) -> None:

@@ -180,7 +180,7 @@ class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
     A server says who it is, and thereby that it lives: its lease is renewed. `filling`: the orders that it
     carries out already; `loads`: of each of its shards the bytes, and the floats read and written since it
     began; `takeovers`: what it heads since the last time. A client says the number of the last takeover that
-    it has `heard` of in the coordinator's `life`, and what it has lost by them.
+    it has `heard` of, and what it has lost by them.
     """
 
     after: int
@@ -191,7 +191,6 @@ class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
     loads: tuple[tuple[int, int, int], ...] = ()
     takeovers: tuple[Takeover, ...] = ()
     heard: int = 0
-    life: int = 0
     lost: tuple[Lost, ...] = ()
 
 
