@@ -138,14 +138,12 @@ def test_copies_that_cannot_be_made_hold_no_save_up_for_longer_than_a_minute() -
     world = degraded()
     world.join(2, 1.0)
     world.save(1.1)
-    for now in range(2, 62):
-        assert world.orders == []
+    for now in range(2, 65):
+        assert now > COPIES_S or world.orders == []
         for fill in list(world.coordinator._placer.fills.values()):
             failed = m.Filled(shard=fill.shard, term=fill.term, target=fill.target, error="disk full")
             world.take(world.coordinator.handle(100 + fill.source, failed, now))
         world.look(float(now))
-    world.look(62.0)
-    world.look(62.5)
     assert {order.do for order in world.orders} == {"save"}
 
 
@@ -186,3 +184,25 @@ def test_a_server_without_a_part_in_the_cut_may_go() -> None:
     world.lose(other, 1.2)
     world.report("saved", 1.3)
     assert isinstance(world.said[-1], m.StoreSaved)
+
+
+def test_without_replicas_a_server_that_dies_while_it_comes_is_given_up(moving: World) -> None:
+    terms = moving.coordinator._placer.placed.terms
+    shards = list(moving.fills())
+    moving.coordinator.closed(1, 1.0)
+    moving.servers.remove(1)
+    for now in (1.2, 1.6):
+        moving.look(now)
+    placed = moving.coordinator._placer.placed
+    assert placed.chains == ((0,),) * SHARDS
+    assert [placed.terms[shard] - terms[shard] for shard in shards] == [1, 1]  # so the source ends its fill
+    assert moving.fills() == {}
+
+
+def test_without_replicas_a_server_that_has_a_shard_is_waited_for(moving: World) -> None:
+    moving.end_fills(1.0)
+    moving.coordinator.closed(1, 1.1)
+    moving.servers.remove(1)
+    for now in range(2, 20):
+        moving.look(float(now))
+    assert moving.coordinator._roster.gone == {}

@@ -107,7 +107,9 @@ def test_clients_that_were_not_told_of_a_takeover_hear_it_from_the_next_coordina
 def test_the_journal_keeps_as_many_losses_as_are_known() -> None:
     world = World(1)
     takeovers = tuple(m.Takeover(shard=0, term=term, version=1, entry=1) for term in range(2, 5003))
-    lost = tuple(m.Lost(client=client, shard=0, term=2, version=1, last=2, pushes=1) for client in range(5000))
+    lost = tuple(
+        m.Lost(client=client, shard=0, term=2, version=1, last=2, pushes=1) for client in range(5000)
+    )
     world.ask(100, m.WatchPlacement(after=1, wait_s=1.0, takeovers=takeovers, lost=lost, heard=5001))
     (before,) = world.lost()
     world.restart()

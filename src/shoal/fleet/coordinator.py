@@ -76,7 +76,7 @@ class Coordinator:
         self._placer = Placer(options.replicas)
         self._costs = ShardCosts(options.shards)
         self._shard_costs: tuple[Sequence[float], ...] = ()
-        self._heard: dict[int, float] = {}  # when each server was last heard of; those with a copy elsewhere
+        self._heard: dict[int, float] = {}  # when each server was last heard of
         self._watching: list[Watching] = []
         self._grants = Grants(client_ids_from)
         self._attendance = Attendance()
@@ -180,7 +180,7 @@ class Coordinator:
             self._waiting.remove(waiting)
             outcome.replies.append((waiting.peer, waiting.too_late(self._roster, now)))
         for index, heard in list(self._heard.items()):
-            if heard + self._options.lease_s <= now:
+            if heard + self._options.lease_s <= now:  # also one that comes, and dies before it has a shard
                 self._evict(index, f"not heard of for {now - heard:.1f} s", outcome)
                 if index in self._heard:  # it alone has a shard: perhaps it only sleeps
                     self._heard[index] = now
@@ -201,7 +201,8 @@ class Coordinator:
         """When `tick` has something to do, if ever."""
         deadlines = [waiting.until for waiting in self._waiting]
         deadlines += [watching.until for watching in self._watching]
-        deadlines += [heard + self._options.lease_s for heard in self._heard.values()]
+        if self.ready:
+            deadlines += [heard + self._options.lease_s for heard in self._heard.values()]
         deadlines += [at for at in (self._cuts.deadline, self._attendance.deadline) if at is not None]
         return min(deadlines, default=None)
 
@@ -213,30 +214,19 @@ class Coordinator:
 
     @_handle.register
     def _get_cluster(self, request: m.GetCluster, peer: int, now: float, outcome: Outcome) -> None:
-        options = self._options
-        info = m.ClusterInfo(
-            shards=options.shards, servers=options.servers, replicas=options.replicas, weak=options.weak
-        )
-        outcome.replies.append((peer, info))
+        sizes = {name: getattr(self._options, name) for name in ("shards", "servers", "replicas", "weak")}
+        outcome.replies.append((peer, m.ClusterInfo(**sizes)))
 
     @_handle.register
     def _register_server(self, request: m.RegisterServer, peer: int, now: float, outcome: Outcome) -> None:
-        index = self._roster.index_for(request)
-        server = ServerPlaced(
-            index=index,
-            identity=request.identity,
-            pid=request.pid,
-            host=request.host,
-            port=request.port,
-            unix_path=request.unix_path,
-        )
+        server = self._roster.place_for(request)
+        index = server.index
         if self._roster.servers.get(index) != server:
             self._decide(outcome, server)
             if self._placer.placed is not None:
                 self._decide(outcome, self._placer.joined())
         self._roster.peers[index] = peer
-        if self._options.replicas > 0:
-            self._heard[index] = now
+        self._heard[index] = now
         outcome.replies.append((peer, m.ServerAdmitted(index=index, life=self._life)))
         if self._placer.placed is None and not self._roster.missing:
             self._decide(outcome, self._placer.first(self._options.shards, self._options.servers))
@@ -250,8 +240,7 @@ class Coordinator:
     def _watch(self, request: m.WatchPlacement, peer: int, now: float, outcome: Outcome) -> None:
         if request.server is not None:
             self._roster.check(request.server, request.identity)
-            if self._options.replicas > 0:
-                self._heard[request.server] = now
+            self._heard[request.server] = now
             if request.loads:
                 self._costs.heard(request.server, request.loads, now)
                 self._shard_costs = self._costs.of_shards(now)
@@ -441,8 +430,8 @@ class Coordinator:
                 self._roster.leaving.add(decision.index)
             case ServerPlaced():
                 self._roster.servers[decision.index] = decision
-                if self._options.replicas > 0:  # after a restart, too: one that died meanwhile is missed
-                    self._heard.setdefault(decision.index, self._began)
+                # After a restart, too: one that died meanwhile is missed.
+                self._heard.setdefault(decision.index, self._began)
             case ServerGone():
                 self._roster.gone[decision.index] = decision
                 self._roster.leaving.discard(decision.index)

@@ -129,7 +129,11 @@ class Cuts:
                 return []
         work.shards, work.servers = work.owners(), dict(work.connected)
         # Not while workers wait for a server that is gone: whoever brings its shards back must not wait too.
-        if isinstance(request, m.SaveStore) and request.call_s > 0 and work.shards.keys() <= work.servers.keys():
+        if (
+            isinstance(request, m.SaveStore)
+            and request.call_s > 0
+            and work.shards.keys() <= work.servers.keys()
+        ):
             self._call.open(request.url, request.name)
             work.stage, work.stage_until = "call", now + request.call_s
             return self._called(now)
@@ -209,7 +213,11 @@ class Cuts:
         if work is None:
             return []
         if now >= work.until:
-            doing = work.why_not if work.stage in ("wait", "pause") else f"{work.stage} waits for {_list(work.waiting)}"
+            doing = (
+                work.why_not
+                if work.stage in ("wait", "pause")
+                else f"{work.stage} waits for {_list(work.waiting)}"
+            )
             return self._fail(
                 Timeout(f"{work.request.url}: not done within {work.request.wait_s:g} s: {doing}")
             )
@@ -233,7 +241,10 @@ class Cuts:
         if not short or not work.request.gives_way:
             work.stage_until = now + COPIES_S
             return []
-        return [*self._fail(None), (work.peer, m.StoreSaved(again=f"shard {_list(short)} is short of copies"))]
+        return [
+            *self._fail(None),
+            (work.peer, m.StoreSaved(again=f"shard {_list(short)} is short of copies")),
+        ]
 
     def _hold(self, work: _Work, now: float) -> Replies:
         self._leases.drop_expired(now)

@@ -50,9 +50,10 @@ class Losses:
             lost = decision.lost
             self._told = max(self._told, decision.number)
             self._lost[lost.shard, lost.term, lost.client] = decision
-        for known in (self._takeovers, self._lost):
-            while len(known) > LOSSES_MAX:
-                del known[next(iter(known))]
+        if len(self._takeovers) > LOSSES_MAX:
+            del self._takeovers[next(iter(self._takeovers))]
+        if len(self._lost) > LOSSES_MAX:
+            del self._lost[next(iter(self._lost))]
 
     def news(self, request: WatchPlacement) -> tuple[int, tuple[Takeover, ...]]:
         """The number of the last takeover, and those that a client has not heard of."""
