@@ -338,6 +338,7 @@ class Coordinator:
             degraded=self._placer.degraded(),
             filling=len(self._placer.fills),
             lost=self._losses.by_shard(),
+            still=self._attendance.still(self.leases, now),
         )
         outcome.replies.append((peer, status))
 

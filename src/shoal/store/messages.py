@@ -405,7 +405,8 @@ class TablePage(_Message, frozen=True, kw_only=True, tag="tables"):
 
 
 class StatusInfo(_Message, frozen=True, kw_only=True, tag="status"):
-    """Who is there. `waiting_for`: indexes of servers that have not registered yet."""
+    """Who is there. `waiting_for`: indexes of servers that have not registered yet. `still`: rank, clock and
+    seconds of workers that renew their lease and have made no progress: they are stuck, or wait."""
 
     pid: int
     shards: int
@@ -417,6 +418,7 @@ class StatusInfo(_Message, frozen=True, kw_only=True, tag="status"):
     degraded: int = 0
     filling: int = 0
     lost: tuple[Lost, ...] = ()
+    still: tuple[tuple[int, int, float], ...] = ()
 
 
 class Done(_Message, frozen=True, kw_only=True, tag="done"):
