@@ -43,12 +43,10 @@ class Coordinator:
         self._leaving: set[int] = set()
         self._said = self._newest()
         self.losses = Losses()
-        self._takeovers = 0
 
     def hear_takeovers(self, takeovers: list[Takeover]) -> None:
         """What a server tells, and all clients of it, each in its own time."""
         self.losses.hear(WatchPlacement(after=0, wait_s=0, takeovers=tuple(takeovers)))
-        self._takeovers += len(takeovers)
         self.tell_losses(self._world.clients)
 
     def tell_losses(self, clients: Iterable[ChainClient]) -> None:
@@ -188,6 +186,6 @@ class Coordinator:
         assert placed is not None
         living = [s for s in self._world.servers if not s.dead]
         known = all(server.version == placed.version for server in living)
-        known = known and all(client.heard == self._takeovers for client in self._world.clients)
+        known = known and all(client.heard == self.losses.number for client in self._world.clients)
         what_if = copy.deepcopy(self.placer)
         return known and not self.placer.fills and not what_if.plan(self._up, self._leaving)

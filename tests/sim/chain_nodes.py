@@ -220,7 +220,7 @@ class ChainClient(SimulatedClient):
         if self.down:
             return
         losses = self._chains.coordinator.losses
-        self.heard, takeovers = losses.news(WatchPlacement(after=0, wait_s=0, heard=self.heard, life=1), 1)
+        self.heard, takeovers = losses.news(WatchPlacement(after=0, wait_s=0, heard=self.heard))
         for new in takeovers:
             last, pushes = self._machine.taken_over(new.shard, new.term, new.version, new.entry)
             self.lost[new.shard] += pushes

@@ -100,8 +100,8 @@ def last_takeover_only() -> None:
     """Clients hear only of the last server that took a shard over, not of those between."""
     news = losses.Losses.news
 
-    def last(self: losses.Losses, request: Any, life: int) -> tuple[int, tuple[Any, ...]]:
-        number, takeovers = news(self, request, life)
+    def last(self: losses.Losses, request: Any) -> tuple[int, tuple[Any, ...]]:
+        number, takeovers = news(self, request)
         return number, tuple({one.shard: one for one in takeovers}.values())
 
     losses.Losses.news = last  # type: ignore[method-assign]

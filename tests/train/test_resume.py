@@ -222,3 +222,48 @@ def test_workers_load_what_lies_on_them(tmp_path: Path) -> None:
     saved = run_workers(2, lambda worker: saves(worker, tmp_path), "allreduce")
     for one, two in zip(saved, run_workers(2, loads, "allreduce"), strict=True):
         same(one, two, "lr")
+
+
+class OtherNet(Net):
+    """With wider rows, another layer in place of one, and one that is wider."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = shoal.nn.Embedding("items", dim=5)
+        self.more = shoal.nn.Embedding("users", dim=2)
+        self.hidden = torch.nn.Linear(5, 7)
+        self.last, self.out = self.out, None
+
+
+@pytest.mark.parametrize("word", ["bsp", "average:2"])
+def test_a_checkpoint_of_another_model_is_refused_with_all_that_differs(tmp_path: Path, word: str) -> None:
+    def other(worker: Worker) -> None:
+        model = OtherNet()
+        worker.prepare(model, torch.optim.Adam(model.parameters(), lr=0.05))
+
+    run_workers(1, lambda worker: saves(worker, tmp_path), word)
+    with pytest.raises(Mismatch, match=r"goes on from checkpoint .*, which is of another model") as found:
+        run_workers(1, other, word, resume=str(tmp_path))
+    lines = sorted(line.strip() for line in str(found.value).splitlines()[1:-1])
+    assert lines == [
+        "table 'items': dim is 5 here, 4 in the checkpoint",
+        "table 'users' is not in the checkpoint",
+        "tensor 'hidden.bias': shape is (7,) here, (6,) in the checkpoint",
+        "tensor 'hidden.weight': shape is (35,) here, (24,) in the checkpoint",
+        "tensor 'last.bias' is not in the checkpoint",
+        "tensor 'last.weight' is not in the checkpoint",
+        "tensor 'out.bias' is in the checkpoint alone",
+        "tensor 'out.weight' is in the checkpoint alone",
+    ]
+
+
+def test_a_checkpoint_of_other_optimizers_is_refused_with_all_of_them(tmp_path: Path) -> None:
+    def other(worker: Worker) -> None:
+        model = Net()
+        worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+    run_workers(1, lambda worker: saves(worker, tmp_path))
+    with pytest.raises(Mismatch) as found:
+        run_workers(1, other, resume=str(tmp_path))
+    assert "table 'items': optimizer is ('sgd',) here, ('adam',) in the checkpoint" in str(found.value)
+    assert str(found.value).count("optimizer is ('sgd',)") == 7

@@ -118,3 +118,18 @@ def test_nobody_is_evicted_while_a_shard_has_no_server() -> None:
     assert (world.coordinator.next_deadline() or 0.0) > 2 * LEASE_S  # looked at again, not at once
     world.register(2 * LEASE_S)
     assert world.evicts(3 * LEASE_S) == [("worker-1", 2)]
+
+
+def test_a_worker_that_is_there_without_progress_is_said_to_stand_still() -> None:
+    world = World()
+    works, stuck = worker(world, 1), world.joins(client_name(2), 0.0)
+    assert isinstance(stuck, m.ClientGrant)
+    hello = Hello(stuck.incarnation, stuck.client_id, b"")
+    world.coordinator.open_pulse(7, hello, 0.0)
+    for now in range(1, 71):
+        world.coordinator.beat(works.incarnation, Beat(BeatKind.ALIVE, 0, 3, now, 0), float(now))
+        world.coordinator.beat(7, Beat(BeatKind.ALIVE, 0, 2, 5, 9), float(now))
+        ((_, status),) = world.coordinator.handle(0, m.GetStatus(), float(now)).replies
+        assert (status.still == ()) == (now < 61)
+    assert status.still == ((2, 2, 69.0),)
+    assert world.evicts(71.0) == []

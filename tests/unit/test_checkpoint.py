@@ -13,7 +13,8 @@ import shoal
 from shoal.checkpoint import shards
 from shoal.checkpoint.client import check_writable
 from shoal.checkpoint.client import save as save_
-from shoal.checkpoint.manifest import find
+from shoal.checkpoint.keep import Keeper
+from shoal.checkpoint.manifest import find, names
 from shoal.checkpoint.place import Place
 from shoal.errors import BadInput, Mismatch, Refused, Unavailable
 
@@ -208,3 +209,17 @@ def test_a_save_is_one_instant_while_threads_push(tmp_path: Path) -> None:
                 assert (rows == rows[:, :1]).all()
                 seen.append(rows[:, 0].sum())
         assert seen == sorted(seen)
+
+
+def test_a_checkpoint_that_is_made_is_made_also_if_older_ones_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(request: object) -> None:
+        raise Unavailable("the coordinator does not answer")
+
+    with shoal.connect("memory://") as client:
+        keepers = [Keeper(client, str(tmp_path)) for _ in range(4)]
+        monkeypatch.setattr(client._directory, "attend", away)
+        made = [keeper.save() for keeper in keepers]
+    assert names(Place(str(tmp_path))) == made
+    assert f"older ones than {made[-1]} stay: the coordinator does not answer" in caplog.text

@@ -465,7 +465,7 @@ def test_clients_hear_who_took_over_and_say_what_they_lost() -> None:
     assert (peer, news.takeovers, news.heard) == (50, (took,), 1)
     lost = m.Lost(client=7, shard=3, term=2, version=120, last=180, pushes=4)
     other = msgspec.structs.replace(lost, client=8, last=170, pushes=1)
-    again = msgspec.structs.replace(asked, heard=1, life=news.life, lost=(lost, lost, other))
+    again = msgspec.structs.replace(asked, heard=1, lost=(lost, lost, other))
     assert coordinator.handle(50, again, 3.0).replies == []
     found = reply(coordinator.handle(51, m.GetStatus(), 3.0))
     assert found.lost == (m.Lost(shard=3, term=2, version=120, last=180, pushes=5),)

@@ -25,7 +25,7 @@ class World:
         self.cuts = Cuts(4, self.leases)
 
     def begin(self, request: m.SaveStore | m.LoadStore = SAVE, now: float = 0.0) -> Replies:
-        return self.cuts.begin(ASKED, request, SERVERS, SHARDS, now)
+        return self.cuts.begin(ASKED, request, SERVERS, lambda: SHARDS, now)
 
     def report(self, peer: int, did: str, number: int = 1, now: float = 0.1, **more: object) -> Replies:
         return self.cuts.report(peer, m.PartReport(number=number, did=did, **more), now)
@@ -157,14 +157,14 @@ def test_one_at_a_time_and_all_servers() -> None:
     world.begin()
     with pytest.raises(Unavailable, match="another checkpoint"):
         world.begin()
-    ((peer, failure),) = World().cuts.begin(ASKED, SAVE, {0: 10}, SHARDS, 10.0)
+    ((peer, failure),) = World().cuts.begin(ASKED, SAVE, {0: 10}, lambda: SHARDS, 10.0)
     assert (peer, failure.message) == (ASKED, "server 1 is not connected to the coordinator")
 
 
 def test_servers_find_a_coordinator_that_was_started_again() -> None:
     cuts = Cuts(8, Leases(now=100.0))
     servers = {0: 10}
-    assert cuts.begin(ASKED, LOAD, servers, SHARDS, 100.1) == []
+    assert cuts.begin(ASKED, LOAD, servers, lambda: SHARDS, 100.1) == []
     servers[1] = 11
     assert orders(cuts.tick(100.4)) == {10: "check", 11: "check"}
 

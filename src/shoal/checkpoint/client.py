@@ -48,34 +48,50 @@ def save(
     of a worker that has made steps it would be no checkpoint, and is none.
     """
     place = Place(url)
-    name = manifest_.new_name(place)
-    try:
-        _save(client, place, name, timeout_s, base, call_s, left, needs)
-    except ShoalError:
-        # On a disk that is full the rest would be in the way of the next one.
-        with suppress(Unavailable):
-            place.remove(name)
-        raise
+    end = time.monotonic() + timeout_s
+    for gives_way in (True, False):
+        name = manifest_.new_name(place)
+        request = SaveStore(
+            url=place.url,
+            name=name,
+            base=base,
+            wait_s=max(0.0, end - time.monotonic()),
+            call_s=call_s,
+            gives_way=gives_way,
+        )
+        try:
+            _save(client, place, request, left, needs)
+            break
+        except ShoalError as error:
+            # On a disk that is full the rest would be in the way of the next one.
+            with suppress(Unavailable):
+                place.remove(name)
+            if not isinstance(error, _Again):
+                raise
+            _log.warning("%s is made again: %s", name, error)
     return name
+
+
+class _Again(Unavailable):
+    """Something more urgent had to be done; that is done at most once."""
 
 
 def _save(
     client: Client,
     place: Place,
-    name: str,
-    timeout_s: float,
-    base: str | None,
-    call_s: float,
+    request: SaveStore,
     left: Place | None,
     needs: bool,
 ) -> None:
     directory: Any = client._directory
+    name, base, timeout_s, call_s = request.name, request.base, request.wait_s, request.call_s
     parts: tuple[PartInfo, ...]
     clocks: tuple[int, ...]
     if isinstance(directory, RemoteDirectory):
         _check_shared(place)
-        request = SaveStore(url=place.url, name=name, base=base, wait_s=timeout_s, call_s=call_s)
         saved = directory.order(request, StoreSaved, timeout_s)
+        if saved.again:
+            raise _Again(saved.again)
         parts, clocks, count, workers = saved.parts, saved.clocks, saved.shards, saved.workers
     else:
         count = client._session.core.shards

@@ -23,7 +23,7 @@ from shoal.checkpoint import manifest as manifest_
 from shoal.checkpoint.client import CALL_S, save
 from shoal.checkpoint.place import Place
 from shoal.config import read_environment
-from shoal.errors import Refused, ShoalError, Unavailable
+from shoal.errors import Refused, ShoalError
 from shoal.store.client import Client
 from shoal.store.connect import connect
 from shoal.store.messages import AttendCut
@@ -71,7 +71,10 @@ class Keeper:
         for state in written.workers:
             if state.why:
                 _log.warning("%s is without the state of worker %d: %s", name, state.rank, state.why)
-        self._remove_old()
+        try:
+            self._remove_old()
+        except ShoalError as error:  # this one is made; and another time they go
+            _log.warning("older ones than %s stay: %s", name, error)
         return name
 
     def _save(self, base: str | None) -> str:
@@ -91,10 +94,7 @@ class Keeper:
             if news.restored.endswith(f"/{name}"):
                 continue
             _log.info("removing %s", name)
-            try:
-                self._place.remove(name)
-            except Unavailable as error:
-                _log.warning("%s", error)  # another time
+            self._place.remove(name)
 
     def _stands(self, name: str) -> bool:
         try:

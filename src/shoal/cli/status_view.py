@@ -80,6 +80,7 @@ def collect(address: Address, token: str, timeout_s: float) -> dict[str, Any]:
         "degraded": status.degraded,  # shards with fewer copies than that
         "filling": status.filling,
         "lost": [msgspec.to_builtins(one) for one in status.lost],  # with servers, by shard
+        "still": [{"rank": r, "clock": c, "seconds": s} for r, c, s in status.still],  # without progress
         "clients_granted": status.clients,
         "processes": processes,
         "tables": [_describe(entry, rows.get(entry.name)) for entry in entries],
@@ -146,6 +147,9 @@ def _print(report: dict[str, Any], console: Console) -> None:
     console.print(processes)
     if report["lost"]:
         console.print(describe(msgspec.convert(report["lost"], list[Lost])), style="yellow")
+    for one in report["still"]:
+        said = f"no push, pull or step for {one['seconds']:.0f} s (clock {one['clock']})"
+        console.print(f"worker {one['rank']} is there, and has made {said}", style="yellow")
     if report["tables"]:
         console.print()
         print_tables(report["tables"], console)

@@ -6,8 +6,10 @@ Those of the journal, which come from an earlier life of the coordinator, get ti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shoal.fleet.decisions import ClientGranted
-from shoal.fleet.leases import LEASE_S
+from shoal.fleet.leases import LEASE_S, Lease
 from shoal.store.rounds import rank_of
 
 __all__ = ["Attendance"]
@@ -17,6 +19,8 @@ __all__ = ["Attendance"]
 JOIN_S = 30.0
 # The same for those of the journal: one lease in which nobody is evicted, and then their own.
 RESTORED_S = 2 * LEASE_S
+# Longer than steps and evaluations mostly take; it is only said.
+STILL_S = 60.0
 
 
 class Attendance:
@@ -53,6 +57,16 @@ class Attendance:
     def missing(self, now: float) -> list[str]:
         """The names of those whose time is over."""
         return [client.name for client, until in self._until.values() if until <= now and client.name]
+
+    def still(self, leases: Iterable[Lease], now: float) -> tuple[tuple[int, int, float], ...]:
+        """Rank, clock and seconds of workers that are there, and have not pushed, pulled or ended a step."""
+        found = (
+            (rank, lease.clock, now - lease.progressed)
+            for lease in leases
+            if now - lease.progressed >= STILL_S and (client := self.newest(lease.client_id)) is not None
+            if (rank := rank_of(client.name)) is not None
+        )
+        return tuple(sorted(found))
 
     @property
     def deadline(self) -> float | None:

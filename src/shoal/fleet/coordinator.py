@@ -17,7 +17,7 @@ What it decides:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
 from typing import Literal
 
@@ -34,17 +34,19 @@ from shoal.fleet.decisions import (
     ClusterFormed,
     Decision,
     LifeBegan,
+    LossTold,
     Placed,
     ServerGone,
     ServerLeaving,
     ServerPlaced,
     TableDefined,
+    TakenOver,
 )
 from shoal.fleet.grants import Grants
 from shoal.fleet.leases import LEASE_S, Leases
 from shoal.fleet.losses import Losses
 from shoal.fleet.outcome import Outcome
-from shoal.fleet.placer import Placer
+from shoal.fleet.placer import Placer, by_owner
 from shoal.fleet.pulse import Beat, BeatKind, Hello
 from shoal.fleet.roster import Roster
 from shoal.fleet.waiting import Waiting, Watching, what_is_new
@@ -74,7 +76,7 @@ class Coordinator:
         self._placer = Placer(options.replicas)
         self._costs = ShardCosts(options.shards)
         self._shard_costs: tuple[Sequence[float], ...] = ()
-        self._heard: dict[int, float] = {}  # when each server was last heard of; those with a copy elsewhere
+        self._heard: dict[int, float] = {}  # when each server was last heard of
         self._watching: list[Watching] = []
         self._grants = Grants(client_ids_from)
         self._attendance = Attendance()
@@ -82,7 +84,7 @@ class Coordinator:
         self._waiting: list[Waiting] = []
         self._began = now
         self.leases = Leases(now)
-        self._cuts = Cuts(options.shards, self.leases)
+        self._cuts = Cuts(options.shards, self.leases, lambda: self._placer.copying(self._roster.up))
 
     @property
     def ready(self) -> bool:
@@ -101,6 +103,7 @@ class Coordinator:
             )
             self._decide(outcome, formed)
         self._decide(outcome, LifeBegan(number=self._life + 1))
+        self._placer.first_to_know -= self._roster.gone.keys()
         return outcome
 
     def restore(self, decision: Decision) -> None:
@@ -177,7 +180,7 @@ class Coordinator:
             self._waiting.remove(waiting)
             outcome.replies.append((waiting.peer, waiting.too_late(self._roster, now)))
         for index, heard in list(self._heard.items()):
-            if heard + self._options.lease_s <= now:
+            if heard + self._options.lease_s <= now:  # also one that comes, and dies before it has a shard
                 self._evict(index, f"not heard of for {now - heard:.1f} s", outcome)
                 if index in self._heard:  # it alone has a shard: perhaps it only sleeps
                     self._heard[index] = now
@@ -198,7 +201,8 @@ class Coordinator:
         """When `tick` has something to do, if ever."""
         deadlines = [waiting.until for waiting in self._waiting]
         deadlines += [watching.until for watching in self._watching]
-        deadlines += [heard + self._options.lease_s for heard in self._heard.values()]
+        if self.ready:
+            deadlines += [heard + self._options.lease_s for heard in self._heard.values()]
         deadlines += [at for at in (self._cuts.deadline, self._attendance.deadline) if at is not None]
         return min(deadlines, default=None)
 
@@ -210,30 +214,19 @@ class Coordinator:
 
     @_handle.register
     def _get_cluster(self, request: m.GetCluster, peer: int, now: float, outcome: Outcome) -> None:
-        options = self._options
-        info = m.ClusterInfo(
-            shards=options.shards, servers=options.servers, replicas=options.replicas, weak=options.weak
-        )
-        outcome.replies.append((peer, info))
+        sizes = {name: getattr(self._options, name) for name in ("shards", "servers", "replicas", "weak")}
+        outcome.replies.append((peer, m.ClusterInfo(**sizes)))
 
     @_handle.register
     def _register_server(self, request: m.RegisterServer, peer: int, now: float, outcome: Outcome) -> None:
-        index = self._roster.index_for(request)
-        server = ServerPlaced(
-            index=index,
-            identity=request.identity,
-            pid=request.pid,
-            host=request.host,
-            port=request.port,
-            unix_path=request.unix_path,
-        )
+        server = self._roster.place_for(request)
+        index = server.index
         if self._roster.servers.get(index) != server:
             self._decide(outcome, server)
             if self._placer.placed is not None:
                 self._decide(outcome, self._placer.joined())
         self._roster.peers[index] = peer
-        if self._options.replicas > 0:
-            self._heard[index] = now
+        self._heard[index] = now
         outcome.replies.append((peer, m.ServerAdmitted(index=index, life=self._life)))
         if self._placer.placed is None and not self._roster.missing:
             self._decide(outcome, self._placer.first(self._options.shards, self._options.servers))
@@ -247,14 +240,13 @@ class Coordinator:
     def _watch(self, request: m.WatchPlacement, peer: int, now: float, outcome: Outcome) -> None:
         if request.server is not None:
             self._roster.check(request.server, request.identity)
-            if self._options.replicas > 0:
-                self._heard[request.server] = now
+            self._heard[request.server] = now
             if request.loads:
                 self._costs.heard(request.server, request.loads, now)
                 self._shard_costs = self._costs.of_shards(now)
         until = now + min(max(0.0, request.wait_s), 3600.0)
         self._watching.append(Watching(peer=peer, request=request, until=until))
-        self._losses.hear(request)
+        outcome.decisions += self._losses.hear(request)
         knows = request.server is not None and self._placer.knows(request.server, request.after)
         if knows or request.loads:
             self._changed(outcome)
@@ -346,12 +338,13 @@ class Coordinator:
             degraded=self._placer.degraded(),
             filling=len(self._placer.fills),
             lost=self._losses.by_shard(),
+            still=self._attendance.still(self.leases, now),
         )
         outcome.replies.append((peer, status))
 
     @_handle.register
     def _save(self, request: m.SaveStore, peer: int, now: float, outcome: Outcome) -> None:
-        self._begin_cut(request, peer, now, outcome, [chain[:1] for chain in self._placement().chains])
+        self._begin_cut(request, peer, now, outcome, lambda: [c[:1] for c in self._placement().chains])
 
     @_handle.register
     def _attend(self, request: m.AttendCut, peer: int, now: float, outcome: Outcome) -> None:
@@ -359,7 +352,7 @@ class Coordinator:
 
     @_handle.register
     def _load(self, request: m.LoadStore, peer: int, now: float, outcome: Outcome) -> None:
-        self._begin_cut(request, peer, now, outcome, self._placement().chains)
+        self._begin_cut(request, peer, now, outcome, lambda: self._placement().chains)
 
     def _begin_cut(
         self,
@@ -367,11 +360,11 @@ class Coordinator:
         peer: int,
         now: float,
         outcome: Outcome,
-        chains: Sequence[tuple[int, ...]],
+        chains: Callable[[], Sequence[tuple[int, ...]]],
     ) -> None:
-        owners = sorted({index for chain in chains for index in chain})
-        shards = {index: tuple(s for s, chain in enumerate(chains) if index in chain) for index in owners}
-        outcome.replies += self._cuts.begin(peer, request, self._roster.peers, shards, now)
+        self._placement()
+        owners = lambda: by_owner(chains())  # noqa: E731
+        outcome.replies += self._cuts.begin(peer, request, self._roster.peers, owners, now)
 
     @_handle.register
     def _reload(self, request: m.ReloadStore, peer: int, now: float, outcome: Outcome) -> None:
@@ -386,7 +379,7 @@ class Coordinator:
         chains = self._placer.chains_without(request.lost, adopted)
         if not request.together:
             chains = [chain if shard in adopted else () for shard, chain in enumerate(chains)]
-        self._begin_cut(request, peer, now, outcome, chains)
+        self._begin_cut(request, peer, now, outcome, lambda: chains)
         self._adopting = adopted
 
     @_handle.register
@@ -395,6 +388,8 @@ class Coordinator:
         if (reloaded := self._cuts.reloaded) is not None:
             self._cuts.reloaded = None
             self._adopted(*reloaded, outcome)
+        elif self.ready and self._cuts.fills == "all":  # fills that waited for its end go before the next
+            self._changed(outcome)
 
     def _adopted(self, peer: int, request: m.ReloadStore, outcome: Outcome) -> None:
         """What was lost has been read: from now on it is where it was read to."""
@@ -436,8 +431,8 @@ class Coordinator:
                 self._roster.leaving.add(decision.index)
             case ServerPlaced():
                 self._roster.servers[decision.index] = decision
-                if self._options.replicas > 0:  # after a restart, too: one that died meanwhile is missed
-                    self._heard.setdefault(decision.index, self._began)
+                # After a restart, too: one that died meanwhile is missed.
+                self._heard.setdefault(decision.index, self._began)
             case ServerGone():
                 self._roster.gone[decision.index] = decision
                 self._roster.leaving.discard(decision.index)
@@ -451,6 +446,8 @@ class Coordinator:
                 self._attendance.granted(decision, self._began + RESTORED_S)
             case TableDefined():
                 self._catalogue.restore(decision.entry)
+            case TakenOver() | LossTold():
+                self._losses.apply(decision)
 
     def _evict(self, index: int, why: str, outcome: Outcome) -> None:
         """Give a server up. Where it alone has a shard, it is kept: perhaps it only sleeps."""
@@ -466,8 +463,10 @@ class Coordinator:
     def _changed(self, outcome: Outcome) -> None:
         """Plan what is to be done by the state of now, and tell everybody who watches."""
         # While a shard has no server nothing is moved: who takes it then may be the one that has least.
-        if not self._placer.lost(self._roster.away):
-            self._placer.plan(self._roster.up, self._roster.leaving, self._shard_costs)
+        if not self._placer.lost(self._roster.away) and self._cuts.fills != "none":
+            only_copies = self._cuts.fills == "copies"
+            roster, costs = self._roster, self._shard_costs
+            self._placer.plan(roster.up, roster.leaving, costs, only_copies=only_copies)
         for index in sorted(self._roster.leaving - self._placer.members() - self._placer.first_to_know):
             if not any(fill.target == index for fill in self._placer.fills.values()):
                 self._decide(outcome, ServerGone(index=index, why=LEFT))
@@ -482,7 +481,7 @@ class Coordinator:
     def _news(self, request: m.WatchPlacement) -> m.PlacementNews:
         tell, fills = what_is_new(request, self._placer)
         info = self._roster.placement(self._placement()) if tell else None
-        heard, takeovers = self._losses.news(request, self._life)
+        heard, takeovers = self._losses.news(request)
         return m.PlacementNews(placement=info, fills=fills, life=self._life, heard=heard, takeovers=takeovers)
 
     def _tell_watchers(self, outcome: Outcome, watching: list[Watching]) -> None:

@@ -2,12 +2,15 @@
 
 A save is one cut through all shards:
 
-0. call: where workers are to add what lies on them alone (`shoal.store.cut_call`), they get ready for it;
-1. hold: every client keeps new pushes back, and answers when those in flight are acknowledged everywhere.
+0. wait: a shard has one image, which a fill reads too. Fills under way are ended, and shards that are short
+   of copies get them, for a minute at most; no other fill begins until the cut is written;
+1. call: where workers are to add what lies on them alone (`shoal.store.cut_call`), they get ready for it;
+2. hold: every client keeps new pushes back, and answers when those in flight are acknowledged everywhere.
    Who does not answer within a second is let go on with the others, and all are asked again;
-2. begin: every server begins an image of its shards; when all have, the clients go on. A hold ends by itself
+3. begin: every server begins an image of its shards; when all have, the clients go on. A hold ends by itself
    two seconds after a client was told of it, so what took longer is no cut, and is tried again;
-3. write: servers bring their images to files.
+4. write: servers bring their images to files. If a shard is short of copies meanwhile, whose fill waits, that
+   goes first after a minute, once: whoever asked begins anew.
 
 A load: every server checks what it would read; only when all have does any change a row. The first failure,
 the end of a server's connection or the deadline ends either on all of them.
@@ -15,7 +18,7 @@ the end of a server's connection or the deadline ends either on all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +34,7 @@ Replies = list[tuple[int, m.Reply | PulseOrder]]
 
 HOLD_S = 1.0
 BEGIN_S = 1.8  # from the moment that clients are told to hold
+COPIES_S = 60.0
 _PAUSE_S = 0.2
 _TRIES_MAX = 50
 
@@ -40,11 +44,14 @@ class _Work:
     peer: int
     request: m.SaveStore | m.LoadStore | m.ReloadStore
     connected: Mapping[int, int]  # index -> connection, as it changes
-    shards: Mapping[int, tuple[int, ...]]  # by index of the server
+    owners: Callable[[], Mapping[int, tuple[int, ...]]]  # index of the server -> shards, as it changes
     until: float
-    servers: Mapping[int, int] = field(default_factory=dict)  # what that was when it began
+    copies_until: float
+    lets_copy: bool = False
+    shards: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # what that was when it began
+    servers: Mapping[int, int] = field(default_factory=dict)  # of those, their connections
     number: int = 0
-    stage: Literal["call", "pause", "hold", "begin", "write", "check", "load"] = "pause"
+    stage: Literal["wait", "call", "pause", "hold", "begin", "write", "check", "load"] = "wait"
     stage_until: float = 0.0
     tries: int = 0
     why_not: str = ""
@@ -55,12 +62,23 @@ class _Work:
     workers: tuple[int, ...] = ()  # that write their state
 
 
-class Cuts:
-    """What is being saved or loaded, if anything."""
+_NO_IMAGES = ("wait", "call", "pause", "hold")
 
-    def __init__(self, shards: int, leases: Leases) -> None:
+
+class Cuts:
+    """What is being saved or loaded, if anything. `copying`: the shards that are being filled, and those that
+    are short of copies and wait for a fill.
+    """
+
+    def __init__(
+        self,
+        shards: int,
+        leases: Leases,
+        copying: Callable[[], tuple[Set[int], Set[int]]] = lambda: (frozenset(), frozenset()),
+    ) -> None:
         self._shards = shards
         self._leases = leases
+        self._copying = copying
         self.number = 0  # of the last order; another coordinator's are others
         self._work: _Work | None = None
         self._call = CutCall()
@@ -72,29 +90,50 @@ class Cuts:
         work = self._work
         if work is None:
             return None
-        brief = work.stage in ("call", "pause", "hold", "begin")
-        return min(work.until, work.stage_until) if brief else work.until
+        return work.until if work.stage in ("check", "load") else min(work.until, work.stage_until)
 
     @property
     def holding(self) -> bool:
         """Whether clients are held now: one that comes newly must wait."""
         return self._work is not None and self._work.stage in ("hold", "begin")
 
+    @property
+    def fills(self) -> Literal["all", "copies", "none"]:
+        """Which fills may begin now."""
+        if self._work is None:
+            return "all"
+        return "copies" if self._work.lets_copy else "none"
+
     def begin(
         self,
         peer: int,
         request: m.SaveStore | m.LoadStore | m.ReloadStore,
         servers: Mapping[int, int],
-        shards: Mapping[int, tuple[int, ...]],
+        shards: Callable[[], Mapping[int, tuple[int, ...]]],
         now: float,
     ) -> Replies:
         """Start; raises Unavailable where that cannot be."""
         if self._work is not None:
             raise Unavailable("another checkpoint is being saved or loaded; try again when it is done")
-        work = self._work = _Work(peer, request, servers, shards, now + request.wait_s)
+        self._work = _Work(peer, request, servers, shards, now + request.wait_s, now + COPIES_S)
+        return self._when_copied(self._work, now)
+
+    def _when_copied(self, work: _Work, now: float) -> Replies:
+        request = work.request
+        if not isinstance(request, m.ReloadStore):  # fills of what that changes become void
+            filled, short = self._copying()
+            work.lets_copy = bool(short) and now < work.copies_until
+            if filled or work.lets_copy:
+                work.stage_until = now + _PAUSE_S
+                work.why_not = f"shard {_list(filled | short)} is being copied"
+                return []
+        work.shards, work.servers = work.owners(), dict(work.connected)
         # Not while workers wait for a server that is gone: whoever brings its shards back must not wait too.
-        if isinstance(request, m.SaveStore) and request.call_s > 0 and shards.keys() <= servers.keys():
-            work.servers = dict(servers)
+        if (
+            isinstance(request, m.SaveStore)
+            and request.call_s > 0
+            and work.shards.keys() <= work.servers.keys()
+        ):
             self._call.open(request.url, request.name)
             work.stage, work.stage_until = "call", now + request.call_s
             return self._called(now)
@@ -113,7 +152,7 @@ class Cuts:
         return [] if waits and now < work.stage_until else self._start(work, now)
 
     def _start(self, work: _Work, now: float) -> Replies:
-        work.servers = dict(work.connected)
+        work.servers = {index: peer for index, peer in work.connected.items() if index in work.shards}
         if gone := work.shards.keys() - work.servers.keys():
             text = f"server {_list(gone)} is not connected to the coordinator"
             if self._leases.starting(now):
@@ -135,7 +174,7 @@ class Cuts:
     def report(self, peer: int, report: m.PartReport, now: float) -> Replies:
         """A server has come further; one that speaks of something earlier is not heard."""
         work = self._work
-        if work is None or report.number != work.number or work.stage in ("call", "pause", "hold"):
+        if work is None or report.number != work.number or work.stage in _NO_IMAGES:
             return []
         index = next((i for i, p in work.servers.items() if p == peer), None)
         if index is None:
@@ -174,12 +213,20 @@ class Cuts:
         if work is None:
             return []
         if now >= work.until:
-            doing = work.why_not if work.stage == "pause" else f"{work.stage} waits for {_list(work.waiting)}"
+            doing = (
+                work.why_not
+                if work.stage in ("wait", "pause")
+                else f"{work.stage} waits for {_list(work.waiting)}"
+            )
             return self._fail(
                 Timeout(f"{work.request.url}: not done within {work.request.wait_s:g} s: {doing}")
             )
-        if work.stage not in ("call", "pause", "hold", "begin") or now < work.stage_until:
+        if work.stage in ("check", "load") or now < work.stage_until:
             return []
+        if work.stage == "wait":
+            return self._when_copied(work, now)
+        if work.stage == "write":
+            return self._give_way(work, now)
         if work.stage in ("call", "pause"):
             return self._start(work, now)
         if work.stage == "begin":
@@ -187,6 +234,17 @@ class Cuts:
         clients = self._leases.peers()
         names = _list({clients.get(peer, 0) for peer in work.waiting})
         return self._pause(work, now, f"client {names} did not hold its pushes within {HOLD_S:g} s")
+
+    def _give_way(self, work: _Work, now: float) -> Replies:
+        _, short = self._copying()
+        assert isinstance(work.request, m.SaveStore)
+        if not short or not work.request.gives_way:
+            work.stage_until = now + COPIES_S
+            return []
+        return [
+            *self._fail(None),
+            (work.peer, m.StoreSaved(again=f"shard {_list(short)} is short of copies")),
+        ]
 
     def _hold(self, work: _Work, now: float) -> Replies:
         self._leases.drop_expired(now)
@@ -225,6 +283,7 @@ class Cuts:
         if work.stage == "begin":
             released: Replies = [(peer, PulseOrder(False, work.number)) for peer in work.held]
             work.stage, work.held = "write", set()
+            work.stage_until += COPIES_S
             if isinstance(work.request, m.SaveStore) and work.request.call_s > 0:
                 work.workers = self._call.made(work.clocks)
             work.waiting = set(work.shards) - set(work.parts)
@@ -276,7 +335,7 @@ class Cuts:
 
     def _stop(self, work: _Work) -> Replies:
         replies: Replies = [(peer, PulseOrder(False, work.number)) for peer in work.held]
-        if work.stage not in ("call", "pause", "hold"):
+        if work.stage not in _NO_IMAGES:
             order = m.PartOrder(number=work.number, do="stop")
             replies += [(peer, order) for peer in work.servers.values()]
         return replies

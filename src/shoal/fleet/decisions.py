@@ -11,18 +11,22 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from shoal.store.catalogue import TableEntry, decode_setting
+from shoal.store.messages import Lost, Takeover
 
 __all__ = [
     "LEFT",
+    "LOSSES_MAX",
     "ClientGranted",
     "ClusterFormed",
     "Decision",
     "LifeBegan",
+    "LossTold",
     "Placed",
     "ServerGone",
     "ServerLeaving",
     "ServerPlaced",
     "TableDefined",
+    "TakenOver",
     "decode",
     "encode",
 ]
@@ -100,11 +104,15 @@ class ServerGone(_Decision, frozen=True, kw_only=True, tag="gone"):
 
 
 class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
-    """Shard -> its chain of servers, and shard -> term, which only grows. `version` counts placements."""
+    """Shard -> its chain of servers, and shard -> term, which only grows. `version` counts placements.
+
+    `first_to_know`: servers that must have learnt it before others are told (`shoal.fleet.placer`).
+    """
 
     version: int
     terms: tuple[int, ...]
     chains: tuple[tuple[int, ...], ...]
+    first_to_know: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -137,6 +145,32 @@ class TableDefined(_Decision, frozen=True, kw_only=True, tag="table"):
         return f"table/{self.entry.name}"
 
 
+# Of takeovers, and of losses: so many are known, and the oldest give way.
+LOSSES_MAX = 4096
+
+
+class TakenOver(_Decision, frozen=True, kw_only=True, tag="takeover"):
+    """A server has taken a shard over. They are numbered from 1."""
+
+    number: int
+    takeover: Takeover
+
+    @property
+    def key(self) -> str:
+        return f"takeover/{self.number % LOSSES_MAX}"
+
+
+class LossTold(_Decision, frozen=True, kw_only=True, tag="loss"):
+    """A client has said what it lost by a takeover. They are numbered from 1."""
+
+    number: int
+    lost: Lost
+
+    @property
+    def key(self) -> str:
+        return f"loss/{self.number % LOSSES_MAX}"
+
+
 Decision: TypeAlias = (
     ClusterFormed
     | LifeBegan
@@ -146,6 +180,8 @@ Decision: TypeAlias = (
     | Placed
     | ClientGranted
     | TableDefined
+    | TakenOver
+    | LossTold
 )
 
 _ENCODER = msgspec.msgpack.Encoder()

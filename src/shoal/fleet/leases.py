@@ -76,7 +76,10 @@ class Leases:
     def was_late(self, seconds: float) -> None:
         """The coordinator itself stood still for so long: nobody is to blame for that."""
         self._quiet_until += seconds
-        self._leases = {c: replace(one, renewed=one.renewed + seconds) for c, one in self._leases.items()}
+        self._leases = {
+            c: replace(one, renewed=one.renewed + seconds, progressed=one.progressed + seconds)
+            for c, one in self._leases.items()
+        }
 
     def expired(self, now: float) -> list[Lease]:
         """Those whose time is over."""

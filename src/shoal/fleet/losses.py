@@ -6,46 +6,65 @@ with what they had been acknowledged beyond it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
+from shoal.fleet.decisions import LOSSES_MAX, LossTold, TakenOver
 from shoal.store.messages import Lost, Takeover, WatchPlacement
 
 __all__ = ["Losses", "describe"]
 
-_LOST_MAX = 4096
-
 
 class Losses:
-    """The takeovers of one coordinator's life, and what clients say that they lost by them."""
+    """The takeovers, and what clients say that they lost by them."""
 
     def __init__(self) -> None:
-        self._number = 0  # of the last takeover
-        # Every one, in order: versions of a shard begin anew with each, so none stands for the one before.
-        self._takeovers: deque[tuple[int, Takeover]] = deque(maxlen=_LOST_MAX)
-        self._lost: dict[tuple[int, int, int], Lost] = {}  # by shard, term and client, which may say it again
+        self.number = 0  # of the last takeover
+        # By shard and term, in order: versions of a shard begin anew with each, so none stands for the one
+        # before. A server says it again with each placement.
+        self._takeovers: dict[tuple[int, int], TakenOver] = {}
+        self._told = 0  # the number of the last loss
+        self._lost: dict[tuple[int, int, int], LossTold] = {}  # by shard, term and client
 
-    def hear(self, request: WatchPlacement) -> None:
-        """Take what a server or a client says."""
+    def hear(self, request: WatchPlacement) -> list[TakenOver | LossTold]:
+        """What is new of what a server or a client says; it is known from now on."""
+        new: list[TakenOver | LossTold] = []
         for one in request.takeovers:
-            self._number += 1
-            self._takeovers.append((self._number, one))
-        self._lost |= {(one.shard, one.term, one.client): one for one in request.lost}
-        while len(self._lost) > _LOST_MAX:
+            if (one.shard, one.term) not in self._takeovers:
+                new.append(TakenOver(number=self.number + 1, takeover=one))
+                self.apply(new[-1])
+        for lost in request.lost:
+            told = self._lost.get((lost.shard, lost.term, lost.client))
+            if told is None or told.lost != lost:
+                new.append(LossTold(number=told.number if told else self._told + 1, lost=lost))
+                self.apply(new[-1])
+        return new
+
+    def apply(self, decision: TakenOver | LossTold) -> None:
+        """Know that; also from the journal."""
+        if isinstance(decision, TakenOver):
+            self.number = max(self.number, decision.number)
+            self._takeovers[decision.takeover.shard, decision.takeover.term] = decision
+        else:
+            lost = decision.lost
+            self._told = max(self._told, decision.number)
+            self._lost[lost.shard, lost.term, lost.client] = decision
+        if len(self._takeovers) > LOSSES_MAX:
+            del self._takeovers[next(iter(self._takeovers))]
+        if len(self._lost) > LOSSES_MAX:
             del self._lost[next(iter(self._lost))]
 
-    def news(self, request: WatchPlacement, life: int) -> tuple[int, tuple[Takeover, ...]]:
+    def news(self, request: WatchPlacement) -> tuple[int, tuple[Takeover, ...]]:
         """The number of the last takeover, and those that a client has not heard of."""
-        heard = request.heard if request.life == life else 0
-        new = (one for number, one in self._takeovers if number > heard)
-        return self._number, tuple(new) if request.server is None else ()
+        new = (one.takeover for one in self._takeovers.values() if one.number > request.heard)
+        return self.number, tuple(new) if request.server is None else ()
 
     def by_shard(self) -> tuple[Lost, ...]:
         """For each shard and term: the newest version that any client was told of, and all their pushes."""
         found: dict[tuple[int, int], Lost] = {}
-        for (shard, term, _), one in sorted(self._lost.items()):
+        for (shard, term, _), told in sorted(self._lost.items(), key=lambda item: item[0]):
+            one = told.lost
             known = found.get((shard, term), Lost(shard=shard, term=term, version=one.version))
             found[shard, term] = msgspec.structs.replace(
                 known, last=max(known.last, one.last), pushes=known.pushes + one.pushes

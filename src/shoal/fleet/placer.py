@@ -18,7 +18,7 @@ from shoal.errors import Unavailable
 from shoal.fleet.balance import Balance
 from shoal.fleet.decisions import Placed
 
-__all__ = ["Fill", "Placer", "first_chains"]
+__all__ = ["Fill", "Placer", "by_owner", "first_chains"]
 
 Chain = tuple[int, ...]
 # Fills at once: enough to keep a link busy while one is being ended.
@@ -37,6 +37,16 @@ def first_chains(shards: int, servers: int, replicas: int) -> tuple[Chain, ...]:
     """
     heads = [shard * servers // shards for shard in range(shards)]
     return tuple(tuple((head + copy) % servers for copy in range(replicas + 1)) for head in heads)
+
+
+def by_owner(chains: Sequence[Chain]) -> dict[int, tuple[int, ...]]:
+    """Server -> the shards in whose chains it is.
+
+    >>> by_owner([(0, 1), (1,), ()])
+    {0: (0,), 1: (0, 1)}
+    """
+    owners = sorted({server for chain in chains for server in chain})
+    return {one: tuple(shard for shard, chain in enumerate(chains) if one in chain) for one in owners}
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ class Placer:
     def apply(self, placed: Placed) -> None:
         """Take a placement over; fills of shards that it changes are void."""
         self.placed = placed
+        self.first_to_know = set(placed.first_to_know)
         self.fills = {s: fill for s, fill in self.fills.items() if fill.term == placed.terms[s]}
 
     @property
@@ -92,7 +103,8 @@ class Placer:
     def joined(self) -> Placed:
         """The same, with other servers to know of."""
         assert self.placed is not None
-        return msgspec.structs.replace(self.placed, version=self.placed.version + 1)
+        first = tuple(sorted(self.first_to_know))
+        return msgspec.structs.replace(self.placed, version=self.placed.version + 1, first_to_know=first)
 
     def gone(self, server: int) -> Placed | None:
         """Without that server. A shard that only it had stays where it was, and is lost while it is."""
@@ -156,17 +168,25 @@ class Placer:
         up: Collection[int],
         leaving: Collection[int] = (),
         costs: Sequence[Sequence[float]] = (),
+        *,
+        only_copies: bool = False,
     ) -> list[Fill]:
         """Fills to begin now; `leaving` are up and must be emptied. `costs`: of shards, by dimension."""
         assert self.placed is not None
         begun = []
         while len(self.fills) < _FILLS_MAX:
-            fill = self._next_fill(frozenset(up), frozenset(leaving), costs)
+            fill = self._next_fill(frozenset(up), frozenset(leaving), costs, only_copies)
             if fill is None:
                 break
             self.fills[fill.shard] = fill
             begun.append(fill)
         return begun
+
+    def copying(self, up: Collection[int]) -> tuple[set[int], set[int]]:
+        """The shards that are being filled; and others that have too few copies, where one could be made."""
+        chains = enumerate(self.placed.chains if self.placed else ())
+        short = {s for s, chain in chains if len(chain) < min(self._length, len(up)) and chain[-1] in up}
+        return set(self.fills), short - self.fills.keys()
 
     def degraded(self) -> int:
         """Shards with fewer copies than were asked for."""
@@ -185,28 +205,29 @@ class Placer:
             version=old.version + 1,
             terms=tuple(term + (shard in chains) for shard, term in enumerate(old.terms)),
             chains=tuple(chains.get(shard, chain) for shard, chain in enumerate(old.chains)),
+            first_to_know=tuple(sorted(self.first_to_know)),
         )
 
     def _next_fill(
-        self, up: frozenset[int], leaving: frozenset[int], costs: Sequence[Sequence[float]]
+        self, up: frozenset[int], leaving: frozenset[int], costs: Sequence[Sequence[float]], only_copies: bool
     ) -> Fill | None:
         """The most urgent: a shard with too few copies, then one that must leave, then one that evens out."""
         assert self.placed is not None
         if not up - leaving:
             return None
         chains = self.placed.chains
-        idle = [s for s in range(len(chains)) if s not in self.fills]
+        short = self.copying(up)[1]
+        idle = [] if only_copies else [s for s in range(len(chains)) if s not in self.fills]
         balance = self._balance(up - leaving, costs or ([1.0] * len(chains),))
         least = balance.least_first()
-        short = [s for s in idle if len(chains[s]) < min(self._length, len(up))]
         wanted: list[tuple[int, int | None]] = [
-            (s, None) for s in sorted(short, key=lambda s: len(chains[s]))
+            (s, None) for s in sorted(short, key=lambda s: (len(chains[s]), s))
         ]
         wanted += [(shard, member) for shard in idle for member in chains[shard] if member in leaving]
         for shard, member in wanted:
             if fill := self._fill(shard, least, up, member):
                 return fill
-        for shard in short:  # better with a server that is to leave than alone
+        for shard in sorted(short):  # better with a server that is to leave than alone
             if fill := self._fill(shard, sorted(leaving), up):
                 return fill
         best = max(

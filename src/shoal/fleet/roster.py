@@ -58,8 +58,18 @@ class Roster:
         if index in self.gone:
             raise Fenced(f"server {index} was given up: {self.gone[index].why}")
 
-    def index_for(self, request: m.RegisterServer) -> int:
-        """The server's place, or a refusal that says why there is none."""
+    def place_for(self, request: m.RegisterServer) -> ServerPlaced:
+        """What that server would be, or a refusal that says why it cannot be any."""
+        return ServerPlaced(
+            index=self._index_for(request),
+            identity=request.identity,
+            pid=request.pid,
+            host=request.host,
+            port=request.port,
+            unix_path=request.unix_path,
+        )
+
+    def _index_for(self, request: m.RegisterServer) -> int:
         if request.shards != self._options.shards:
             raise Refused(f"this cluster has {self._options.shards} shards, the server {request.shards}")
         texts = (request.identity, request.host, request.unix_path)

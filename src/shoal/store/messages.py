@@ -180,7 +180,7 @@ class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
     A server says who it is, and thereby that it lives: its lease is renewed. `filling`: the orders that it
     carries out already; `loads`: of each of its shards the bytes, and the floats read and written since it
     began; `takeovers`: what it heads since the last time. A client says the number of the last takeover that
-    it has `heard` of in the coordinator's `life`, and what it has lost by them.
+    it has `heard` of, and what it has lost by them.
     """
 
     after: int
@@ -191,7 +191,6 @@ class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
     loads: tuple[tuple[int, int, int], ...] = ()
     takeovers: tuple[Takeover, ...] = ()
     heard: int = 0
-    life: int = 0
     lost: tuple[Lost, ...] = ()
 
 
@@ -221,6 +220,7 @@ class SaveStore(_Message, frozen=True, kw_only=True, tag="save"):
     """All servers are to write their shards, as of one cut, under URL/name. Answered when they have.
 
     `call_s`: how long workers have to come to the end of a step, so as to add their state; 0: none is wanted.
+    `gives_way`: to shards that are short of copies, if it takes long; it is then to be made `again`.
     """
 
     url: str
@@ -228,6 +228,7 @@ class SaveStore(_Message, frozen=True, kw_only=True, tag="save"):
     base: str | None = None
     wait_s: float
     call_s: float = 0.0
+    gives_way: bool = True
 
 
 class AttendCut(_Message, frozen=True, kw_only=True, tag="attend"):
@@ -304,12 +305,13 @@ class PartOrder(_Message, frozen=True, kw_only=True, tag="order"):
 
 
 class StoreSaved(_Message, frozen=True, kw_only=True, tag="saved"):
-    """All parts are written. `workers`: the ranks that write their state."""
+    """All parts are written. `workers`: the ranks that write their state. `again`: why not, instead."""
 
-    parts: tuple[PartInfo, ...]
-    clocks: tuple[int, ...]
-    shards: int
+    parts: tuple[PartInfo, ...] = ()
+    clocks: tuple[int, ...] = ()
+    shards: int = 0
     workers: tuple[int, ...] = ()
+    again: str = ""
 
 
 class CutNews(_Message, frozen=True, kw_only=True, tag="cut"):
@@ -403,7 +405,8 @@ class TablePage(_Message, frozen=True, kw_only=True, tag="tables"):
 
 
 class StatusInfo(_Message, frozen=True, kw_only=True, tag="status"):
-    """Who is there. `waiting_for`: indexes of servers that have not registered yet."""
+    """Who is there. `waiting_for`: indexes of servers that have not registered yet. `still`: rank, clock and
+    seconds of workers that renew their lease and have made no progress: they are stuck, or wait."""
 
     pid: int
     shards: int
@@ -415,6 +418,7 @@ class StatusInfo(_Message, frozen=True, kw_only=True, tag="status"):
     degraded: int = 0
     filling: int = 0
     lost: tuple[Lost, ...] = ()
+    still: tuple[tuple[int, int, float], ...] = ()
 
 
 class Done(_Message, frozen=True, kw_only=True, tag="done"):

@@ -52,7 +52,7 @@ class PlacementWatch:
         weakref.finalize(session, self._control.close)
         self._client = grant.client_id
         self._version = grant.placement.version
-        self._life = self._heard = 0  # the coordinator's, and the last takeover that it has told of
+        self._heard = 0  # the last takeover that the coordinator has told of
         self._lost: list[Lost] = []  # not told yet
         self._wait_s = _WAIT_SEVERAL_S if address.others else _WAIT_S
         self._closed = threading.Event()
@@ -79,7 +79,7 @@ class PlacementWatch:
             try:
                 lost = tuple(self._lost)
                 request = WatchPlacement(
-                    after=self._version, wait_s=self._wait_s, heard=self._heard, life=self._life, lost=lost
+                    after=self._version, wait_s=self._wait_s, heard=self._heard, lost=lost
                 )
                 news = self._control.ask(request, PlacementNews, self._wait_s + _GRACE_S)
             except Refused as error:
@@ -103,7 +103,7 @@ class PlacementWatch:
             except _core.CoreError:  # closed meanwhile
                 return
             del session  # or it would live while this thread waits for the next
-            self._life, self._heard = news.life, news.heard
+            self._heard = news.heard
 
     def _count_lost(self, session: Session, new: Takeover) -> int:
         last, pushes = session.core.taken_over(new.shard, new.term, new.version, new.entry)

@@ -17,7 +17,7 @@ from shoal.train.clip import RoundClip
 
 __all__ = ["Dense", "Stepped", "TableUse", "check_finite", "described", "flat", "names", "survey"]
 
-_LINES_MAX = 12
+LINES_MAX = 12  # of what differs between two models
 FlatFloats = npt.NDArray[np.float32]
 
 
@@ -111,7 +111,7 @@ class Stepped:
         if there != here:
             differing = sorted({name for name, _ in there.items() ^ here.items()})
             lines = [f"  {name}: {there.get(name)} there, {here.get(name)} here" for name in differing]
-            raise Mismatch("\n".join(["the state is of another model:", *lines[:_LINES_MAX]]))
+            raise Mismatch("\n".join(["the state is of another model:", *lines[:LINES_MAX]]))
         for dense in self.dense:
             dense.parameter.data.copy_(state["values"][dense.name])
 

@@ -19,17 +19,16 @@ from shoal.train.at_servers import AtServers
 from shoal.train.batch_rows import BatchKeys, BatchRows, check_prefetch
 from shoal.train.blocks import Blocks, Downpour, Elastic
 from shoal.train.on_workers import AllReduce, Gossip, Hogwild
-from shoal.train.parameters import Stepped, TableUse, described, names, survey
+from shoal.train.parameters import LINES_MAX, Stepped, TableUse, described, names, survey
 from shoal.train.passes import Passes
 from shoal.train.strategy import Strategy
+from shoal.train.taken_back import check_model
 from shoal.train.twins import check_fresh, settings_of, twin_of
 
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
 __all__ = ["prepare"]
-
-_LINES_MAX = 12  # of what differs between two models
 
 
 # Returned as they are: changed in place, or reading what is changed.
@@ -122,6 +121,8 @@ def _prepare_training(
     stepped = survey(named, hooked, dict(zip(leading, worker.models, strict=False)))
     if models or hooked:
         _agree_on_model(worker, described(named, stepped))
+    if worker.step and not worker.models:
+        check_model(worker, _opened(worker, models, stepped))
     _bind_tables(worker, models, stepped)
     if worker.strategy is None:
         worker.strategy = _strategy(worker.policy)(worker, worker.policy)
@@ -145,6 +146,21 @@ def _prepare_training(
     worker.begin()
 
 
+def _opened(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> dict[str, Any]:
+    """The tables and tensors that these models have at the servers."""
+    uses = {id(use.module): (one, use) for one in stepped for use in one.tables}
+    opened: dict[str, Any] = {}
+    for module in (module for model in models for _, module in table_modules(model)):
+        optimizer = _table_optimizer(worker, module, uses.get(id(module)))
+        opened[module.table_name] = {"dim": module.dim, "shape": None, "optimizer": optimizer}
+    if worker.policy.dense_home in ("server", "worker"):
+        steps_there = worker.policy.dense_home == "server"
+        for dense in (dense for one in stepped for dense in one.dense):
+            optimizer = {"optimizer": twin_of(dense.optimizer, dense.group)} if steps_there else {}
+            opened[dense.name] = {"shape": (dense.parameter.numel(),), **optimizer}
+    return opened
+
+
 def _agree_on_model(worker: Worker, described: list[str]) -> None:
     """Raise if another worker has prepared another model."""
     worker.prepared += 1
@@ -152,7 +168,7 @@ def _agree_on_model(worker: Worker, described: list[str]) -> None:
         there = note.split("\n")
         lines = [f"  worker {worker.rank}: {line}" for line in described if line not in there]
         lines += [f"  worker {rank}: {line}" for line in there if line not in described]
-        shown = lines[:_LINES_MAX] + ["  ..."] * (len(lines) > _LINES_MAX)
+        shown = lines[:LINES_MAX] + ["  ..."] * (len(lines) > LINES_MAX)
         raise Mismatch(
             "\n".join([f"workers {worker.rank} and {rank} have prepared different models:", *shown])
             + "\nBuild the same model with the same optimizer on every worker"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import torch
 
 from shoal.checkpoint import manifest as manifest_
 from shoal.checkpoint import states
-from shoal.checkpoint.client import CALL_S, split
+from shoal.checkpoint.client import CALL_S, differences, split
 from shoal.checkpoint.client import save as save_
 from shoal.errors import BadInput, Mismatch, Refused
+from shoal.store.catalogue import describe
 from shoal.store.client import CHECKPOINT_S
 from shoal.store.messages import AttendCut, CutNews
+from shoal.train.parameters import LINES_MAX
 from shoal.train.random_state import set_random_state
 from shoal.train.schedules import Schedules
 from shoal.train.state_bytes import from_bytes
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.train.parameters import Stepped
     from shoal.train.worker import Worker
 
-__all__ = ["TakenBack", "find_restored", "load", "save"]
+__all__ = ["TakenBack", "check_model", "find_restored", "load", "save"]
 
 _CUT_EVERY_S = 0.01
 _LOADED = (1 << 16) - 5  # the topic of the notice that names a checkpoint
@@ -90,15 +93,51 @@ def find_restored(worker: Worker) -> TakenBack | None:
     """What a worker goes on with that joins a job whose clocks are those of a checkpoint. None for a later
     life of its rank, which begins as any that replaces another.
     """
-    news: CutNews = cast(Any, worker.client._directory).attend(AttendCut(rank=worker.rank, here=False))
-    if not news.restored:
+    restored = _restored(worker)
+    if not restored:
         return None
-    place, name = split(news.restored)
+    place, name = split(restored)
     clocks = manifest_.find(place, name or "").clocks
     begins = set(clocks[worker.rank : worker.rank + 1])
     if len(clocks) != worker.world_size or worker.policy.clock.meets:
         begins.add(max(clocks))  # all begin where the first was
-    return _read(worker, news.restored) if worker.step in begins else None
+    return _read(worker, restored) if worker.step in begins else None
+
+
+def _restored(worker: Worker) -> str:
+    """The checkpoint (URL/NAME) that the job goes on from, if any."""
+    news: CutNews = cast(Any, worker.client._directory).attend(AttendCut(rank=worker.rank, here=False))
+    return news.restored
+
+
+def check_model(worker: Worker, model: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise Mismatch with all that differs, if the job goes on from a checkpoint of another model.
+
+    `model`: the tables and tensors that are to be opened, by name, as fields of their `TableEntry`.
+    """
+    restored = _restored(worker)
+    if not restored:
+        return
+    place, name = split(restored)
+    manifest = manifest_.find(place, name or "")
+    there = {entry.name: entry for entry in manifest.tables if not entry.is_own}
+    if not any(manifest.clocks) or not there:  # of before there was a model
+        return
+    tensors = any(entry.shape is not None for entry in there.values())  # else they lay on the workers
+    found: list[str] = []
+    for opened, fields in model.items():
+        if old := there.get(opened):
+            found += differences(msgspec.structs.replace(old, **fields), old)
+        elif tensors or fields["shape"] is None:
+            found.append(f"{describe(opened, fields['shape'] is not None)} is not in the checkpoint")
+    if found:
+        found += [f"{old.what} is in the checkpoint alone" for old in there.values() if old.name not in model]
+        shown = found[:LINES_MAX] + ["..."] * (len(found) > LINES_MAX)
+        raise Mismatch(
+            f"the job goes on from checkpoint {restored}, which is of another model:\n  "
+            + "\n  ".join(shown)
+            + "\nGive --checkpoint another place, or train the model that it is of"
+        )
 
 
 def save(worker: Worker, url: str) -> str:
