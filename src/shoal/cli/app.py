@@ -97,7 +97,7 @@ def run(
     on_trouble: Annotated[
         str,
         typer.Option(
-            help="kind=policy,...: exploding, flat, stuck, slow; report, scale, refuse, replace.",
+            help="kind=policy,...: exploding, flat, stuck, slow, nan; report, scale, refuse, replace.",
             show_default=False,
         ),
     ] = "",
