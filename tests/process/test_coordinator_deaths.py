@@ -206,3 +206,22 @@ def test_who_comes_while_it_is_away_waits_for_it_until_the_deadline() -> None:
         cluster.look_after_coordinators()
         with shoal.connect(cluster.address, token=cluster.token) as client:
             client.table("t", dim=1, optimizer=SGD)
+
+
+def test_a_server_that_dies_while_the_coordinator_stands_still_is_replaced(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    sizes = ["--servers", "2", "--replicas", "1"]
+    with jobs.started(*sizes, DYING, str(tmp_path), "epochs", "hold:1") as process:
+        wait_until((tmp_path / "hold-1").exists)
+        os.kill(jobs.record()["coordinator"], signal.SIGSTOP)
+        began = time.monotonic()
+        os.kill(jobs.record()["servers"][1]["pid"], signal.SIGKILL)
+        wait_until(lambda: "does not answer: it is told later" in str(jobs.record()["events"]))
+        (tmp_path / "go-1").touch()
+        time.sleep(max(0.0, began + 6.0 - time.monotonic()))
+        os.kill(jobs.record()["coordinator"], signal.SIGCONT)
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output + errors
+    assert "the copies of its rows go on, and server 2 takes its place" in errors
+    check(tmp_path, "bsp", 2)

@@ -7,7 +7,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -234,3 +234,24 @@ def test_a_job_goes_on_with_another_leader(etcd: EtcdMembers, tmp_path: Path, wo
     assert all("0" not in used for used in found["used"])
     if word == "bsp":
         assert sum(found["rows"]) == pytest.approx(found["rounds"])  # thirds, since the scaling
+
+
+def test_a_server_of_a_job_dies_while_nobody_leads(etcd: EtcdMembers, tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path / "state")
+    sizes = ["--servers", "2", "--replicas", "1", "--coordinators", "3", "--etcd", etcd.urls]
+    with jobs.started(*sizes, DYING, str(tmp_path), "epochs", "hold:1") as process:
+        wait_until((tmp_path / "hold-1").exists)
+        shown = json.loads(jobs.shoal("status", "job", "--json").stdout)
+        (leader,) = [p["pid"] for p in shown["processes"] if (p["role"], p["state"]) == ("coordinator", "up")]
+        os.kill(leader, signal.SIGSTOP)
+        try:
+            os.kill(jobs.record()["servers"][1]["pid"], signal.SIGKILL)
+            (tmp_path / "go-1").touch()
+            output, errors = process.communicate(timeout=DEADLINE_S)
+        finally:
+            with suppress(ProcessLookupError):  # it ends with the job
+                os.kill(leader, signal.SIGCONT)
+    assert process.returncode == 0, output + errors
+    assert "the coordinator does not answer: it is told later" in errors
+    assert "the copies of its rows go on, and server 2 takes its place" in errors
+    assert all("0" not in used for used in json.loads((tmp_path / "0.json").read_text())["used"])

@@ -20,7 +20,7 @@ import shoal
 from shoal.store.rounds import Rounds, client_name
 
 pytestmark = pytest.mark.process
-DYING = str(Path(__file__).with_name("dying_script.py"))
+DYING, COUNTING = (str(Path(__file__).with_name(f"{name}_script.py")) for name in ("dying", "counting"))
 SAMPLES, BATCH, PASSES = 64, 8, 3  # of that script
 ROUNDS = ("bsp", "quorum:1", "quorum:0.5")
 DEATHS = ("1:3:half", "0:5:sent")
@@ -157,6 +157,37 @@ def test_one_that_is_killed_and_one_that_stands_still_are_replaced(jobs: Jobs, t
         "worker 0 was killed by SIGKILL and is started again",
     ]
     assert [worker["restarts"] for worker in jobs.record()["workers"]] == [1, 1]
+
+
+def test_one_that_stands_still_and_may_not_be_replaced_does_not_hang_the_job(jobs: Jobs) -> None:
+    options = ["--workers", "2", "--max-restarts", "0", "--sync", "asp"]
+    with jobs.started(*options, COUNTING, "400", "2", "0.02") as process:
+        jobs.until("progress/1.json")
+        wait_until(lambda: json.loads(jobs.path("progress/1.json").read_text())["step"] > 0)
+        pid = jobs.record()["workers"][1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: bool(jobs.record()["events"]))
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1] == "error: worker 1 stands still, and all others are done"
+    assert [event["text"] for event in jobs.record()["events"]] == [
+        f"worker 1 (pid {pid}) has given no sign of life for 2 s, and no restart is left: it is waited for "
+        "until the others are done"
+    ]
+
+
+def test_a_server_that_stands_still_is_replaced_before_it_wakes(jobs: Jobs, tmp_path: Path) -> None:
+    options = ["--servers", "2", "--replicas", "1"]
+    with jobs.started(*options, DYING, str(tmp_path), "epochs", "hold:1") as process:
+        wait_until((tmp_path / "hold-1").exists)
+        pid = jobs.record()["servers"][1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: any("takes its place" in event["text"] for event in jobs.record()["events"]))
+        (tmp_path / "go-1").touch()
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output + errors
+    assert f"server 1 (pid {pid}) stands still and was given up: it is killed" in errors
+    assert "the copies of its rows go on, and server 2 takes its place" in errors
 
 
 def test_a_fenced_worker_that_wakes_changes_nothing(tmp_path: Path) -> None:

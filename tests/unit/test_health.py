@@ -83,5 +83,17 @@ def test_slow_steps_give_more_time_before_one_is_stuck() -> None:
 
 @pytest.mark.parametrize("text", ["slow", "slow=", "slow=sell", "lazy=report", "slow=report;stuck=replace"])
 def test_an_unknown_policy_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match=r"kind of exploding, flat, stuck, slow and a policy of report, scale"):
+    with pytest.raises(
+        BadInput, match=r"kind of exploding, flat, stuck, slow, nan and a policy of report, scale"
+    ):
         parse_policies(text)
+
+
+def test_what_is_not_finite_is_told_of_where_the_worker_goes_on() -> None:
+    assert kinds({0: looks(), 1: [*looks(99), Look(time=99.0, step=990, nan_step=7)]}) == {1: "nan"}
+
+
+def test_what_is_not_finite_cannot_be_scaled() -> None:
+    assert parse_policies("nan=refuse")["nan"] == "refuse"
+    with pytest.raises(BadInput, match=r"on-trouble is 'nan=scale'.*nan cannot be scaled"):
+        parse_policies("nan=scale")

@@ -6,17 +6,20 @@ It joins the cluster of SHOAL_ADDRESS and saves every so many seconds, with the 
 that have left the job what they put into DIRECTORY): the whole store at first, then only
 what changed, and the whole again when that has become as large. The newest two that stand by themselves are
 kept (four until it has made two), with what is based on them, and the one that the job went on from. A line
-on stdin asks for a last one; the end of stdin ends it at once.
+on stdin asks for a last one; the end of stdin ends it at once. What came of each is a line on stdout: `saved`
+and its name, or `failed` and why.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import select
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from shoal.checkpoint import manifest as manifest_
@@ -111,12 +114,18 @@ def _run(url: str, every_s: float, left: str, needs: bool) -> None:
             if ready and not sys.stdin.readline():
                 return
             try:
-                keeper.save()
+                _tell(f"saved {keeper.save()}")
             except ShoalError as error:
                 # The next one may succeed; the one before is as it was.
                 _log.error("no checkpoint was made: %s", error)
+                _tell(f"failed {error}")
             if ready:
                 return
+
+
+def _tell(text: str) -> None:
+    with suppress(BrokenPipeError):  # who asked is gone, as the end of stdin says next
+        os.write(sys.stdout.fileno(), f"{' '.join(text.split())}\n".encode())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

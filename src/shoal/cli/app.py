@@ -62,7 +62,7 @@ _Etcd = Annotated[
 _OnTrouble = Annotated[
     str,
     typer.Option(
-        help="kind=policy,...: exploding, flat, stuck, slow; report, scale, refuse, replace.",
+        help="kind=policy,...: exploding, flat, stuck, slow, nan; report, scale, refuse, replace.",
         show_default=False,
     ),
 ]

@@ -90,6 +90,7 @@ def collect(record: JobRecord, timeout_s: float) -> dict[str, Any]:
         "degraded": cluster.get("degraded", 0),
         "filling": cluster.get("filling", 0),
         "lost": cluster.get("lost", []),
+        "checkpoint": None if record.checkpoint is None else msgspec.to_builtins(record.checkpoint),
         "events": [msgspec.to_builtins(event) for event in record.events],
         "problem": problem,
     }
@@ -166,11 +167,18 @@ def _print(report: dict[str, Any], console: Console) -> None:
         )
     if report["data"] and report["data"]["passes"]:
         console.print(f"data: {DataUse(**report['data'])}")
+    if saved := report["checkpoint"]:
+        console.print(_saved(saved), style="red" if saved["problem"] else None, markup=False, soft_wrap=True)
     if report["tables"]:
         console.print()
         status_view.print_tables(report["tables"], console)
     if report["problem"]:
         console.print(report["problem"], style="red", markup=False)
+
+
+def _saved(saved: dict[str, Any]) -> str:
+    last = f"{saved['name']}, made {time.time() - saved['time']:.0f} s ago" if saved["time"] else "none yet"
+    return f"last checkpoint: {last}" + (f"; {saved['problem']}" if saved["problem"] else "")
 
 
 def _cell(value: Any) -> str:

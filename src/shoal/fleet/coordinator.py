@@ -272,7 +272,7 @@ class Coordinator:
         placed = self._placer.placed
         only = 0 if placed is None else placed.chains.count((request.index,))
         if only:
-            raise Unavailable(f"server {request.index} has the only copy of {only} shards")
+            raise Refused(f"server {request.index} has the only copy of {only} shards")
         self._evict(request.index, request.why, outcome)
         outcome.replies.append((peer, m.Done()))
 

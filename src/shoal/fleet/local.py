@@ -17,8 +17,8 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -139,6 +139,7 @@ class LocalCluster:
             raise
         start = _coordinator_starter(self.directory, options, etcd, self._shared_arguments())
         self._coordinators = CoordinatorKeeper(start, listeners)
+        self._asked = self._local.all[0]  # last, of several coordinators
         children: list[Child] = []
         self._children = children
         self._close = weakref.finalize(
@@ -207,19 +208,19 @@ class LocalCluster:
         self.servers = (*self.servers, server)
         return server
 
-    def evict_server(self, index: int, why: str) -> None:
-        """Go on without that server at once, not when it is missed; Unavailable: it alone has rows."""
-        self._order(EvictServer(index=index, why=why), _START_S)
+    def evict_server(self, index: int, why: str, timeout: float = _START_S) -> None:
+        """Go on without that server at once, not when it is missed; Refused: it alone has rows."""
+        self._order(EvictServer(index=index, why=why), timeout)
 
     def status(self, timeout: float = _START_S) -> StatusInfo:
         """What the coordinator knows."""
-        with closing(ControlClient(self._local, self.token)) as control:
+        with self._asking() as control:
             return control.ask(GetStatus(), StatusInfo, timeout, patience_s=0.0)
 
-    def shards_of(self, servers: Collection[int]) -> set[int]:
+    def shards_of(self, servers: Collection[int], timeout: float = _START_S) -> set[int]:
         """The shards that only these servers have."""
-        with closing(ControlClient(self._local, self.token)) as control:
-            news = control.ask(WatchPlacement(after=0, wait_s=0.0), PlacementNews, _START_S)
+        with self._asking() as control:
+            news = control.ask(WatchPlacement(after=0, wait_s=0.0), PlacementNews, timeout)
         chains = news.placement.chains if news.placement is not None else ()
         return {shard for shard, chain in enumerate(chains) if set(chain) <= set(servers)}
 
@@ -257,16 +258,26 @@ class LocalCluster:
     def _order(self, request: Request, timeout_s: float) -> None:
         """Have the coordinator do something, also if it must be started again first."""
         end = time.monotonic() + timeout_s
-        with closing(ControlClient(self._local, self.token)) as control:
+        with self._asking() as control:
             while True:
                 self.look_after_coordinators()
                 left = end - time.monotonic()
                 try:
                     control.ask(request, Done, max(_POLL_S, min(_LOOK_S, left)))
                     return
-                except Timeout:
+                except (Timeout, Unavailable):  # it stands still, or nobody leads
                     if left <= _LOOK_S:
                         raise
+
+    @contextmanager
+    def _asking(self) -> Iterator[ControlClient]:
+        """Begins with the one that was asked last: within a short deadline nobody can ask all."""
+        with closing(ControlClient(self._local, self.token)) as control:
+            control.at = self._asked
+            try:
+                yield control
+            finally:
+                self._asked = control.at
 
     def _shared_arguments(self) -> list[str]:
         return ["--token-file", str(self.token_file), "--watch-stdin", "--host", self._server_options.host]

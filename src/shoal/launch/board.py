@@ -189,6 +189,8 @@ class Board:
         steps = counted(high, "step") if low == high else f"{low:,}-{high:,} steps"
         loss = "" if totals["loss"] is None else f", loss {totals['loss']:.4g}"
         data = "" if self.data is None or not self.data.passes else f"; {self.data}"
+        if empty := sum(report.empty_steps for report in self._progress):
+            data += f"; {counted(empty, 'step')} of one worker counted nothing (not finite, or refused)"
         return (
             f"{seconds:.1f} s, {steps} a worker, {counted(self.samples, 'sample')}, "
             f"{totals['samples_per_s_mean']:,.0f} samples/s{loss}{data}"

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["kill_session", "main", "session_members"]
+__all__ = ["kill_session", "main", "process_stat", "session_members"]
 
 # What ends by itself when its worker does, cleaning up behind it, is given this time.
 GRACE_S = 1.0
@@ -23,21 +23,21 @@ _GIVE_UP_S = 10.0
 _LOOK_EVERY_S = 0.05
 
 
+def process_stat(pid: int) -> list[bytes]:
+    """State, ppid, pgrp, session and so on of a live process, as /proc has them; nothing if it has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return []
+    # pid (name) state ppid ...; the name may hold anything, brackets too.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return [] if fields[0] in (b"Z", b"X") else fields
+
+
 def session_members(session: int) -> list[int]:
     """The pids of the live processes of a session, its leader included."""
-    members = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_bytes()
-        except OSError:  # it has ended meanwhile
-            continue
-        # pid (name) state ppid pgrp session ...; the name may hold anything, brackets too.
-        state, _, _, sid = stat[stat.rindex(b")") + 2 :].split()[:4]
-        if int(sid) == session and state not in (b"Z", b"X"):
-            members.append(int(entry.name))
-    return members
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if process_stat(pid)[3:4] == [str(session).encode()]]
 
 
 def kill_session(session: int) -> bool:

@@ -6,7 +6,8 @@ that a single odd report is no trouble:
 1. exploding: its loss is far above what it was;
 2. flat: its loss stands still while it steps;
 3. stuck: it does not step, and does not wait for others;
-4. slow: a step takes it far longer than its peers, not counting what it waits for them.
+4. slow: a step takes it far longer than its peers, not counting what it waits for them;
+5. nan: its loss or gradient was not finite. Without a policy that raises on the worker itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shoal.launch.board import Board
 
 __all__ = ["KINDS", "POLICIES", "HealthWatch", "Look", "Trouble", "find_trouble", "parse_policies"]
 
-KINDS = ("exploding", "flat", "stuck", "slow")
+KINDS = ("exploding", "flat", "stuck", "slow", "nan")
 # report: an event; scale: it counts a tenth; refuse: it counts nothing; replace: as if it had died.
 POLICIES = {"report": 1.0, "scale": 0.1, "refuse": 0.0, "replace": 1.0}
 _LOOKS_MAX = 120
@@ -44,6 +45,7 @@ class Look:
     loss: float | None = None
     waited_s: float = 0.0
     waiting: bool = False
+    nan_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,20 @@ class Trouble:
 
 
 def parse_policies(text: str) -> dict[str, str]:
-    """What to do about which trouble, of a text as `slow=replace,stuck=replace`; by default it is reported.
+    """What to do about which trouble, of a text as `slow=replace,stuck=replace`.
 
-    >>> parse_policies("slow=replace")["slow"], parse_policies("")["flat"]
-    ('replace', 'report')
+    By default it is reported; what is not finite raises.
+
+    >>> parse_policies("slow=replace")["slow"], parse_policies("")["flat"], parse_policies("")["nan"]
+    ('replace', 'report', 'raise')
     """
-    policies = dict.fromkeys(KINDS, "report")
+    policies = dict.fromkeys(KINDS, "report") | {"nan": "raise"}
     for part in text.split(",") if text else ():
         kind, _, policy = part.strip().partition("=")
-        if kind not in KINDS or policy not in POLICIES:
+        if kind not in KINDS or policy not in POLICIES or (kind, policy) == ("nan", "scale"):
             raise BadInput(
                 f"on-trouble is {part!r}; it is written kind=policy, with a kind of {', '.join(KINDS)} and a "
-                f"policy of {', '.join(POLICIES)}"
+                f"policy of {', '.join(POLICIES)} (nan cannot be scaled)"
             )
         policies[kind] = policy
     return policies
@@ -96,7 +100,7 @@ class HealthWatch:
             seen = self._looks.setdefault(view.rank, deque(maxlen=_LOOKS_MAX))
             if not seen or said.time > seen[-1].time:
                 waits = bool(said.waiting_for) or said.state == "waiting"
-                seen.append(Look(said.time, said.step, said.loss, said.waited_s, waits))
+                seen.append(Look(said.time, said.step, said.loss, said.waited_s, waits, said.nan_step))
         found = [t for t in find_trouble(self._looks, now) if (t.rank, t.kind) not in self._told]
         self._told |= {(trouble.rank, trouble.kind) for trouble in found}
         return [(trouble, self._policies[trouble.kind]) for trouble in found]
@@ -111,6 +115,8 @@ def find_trouble(looks: Mapping[int, Sequence[Look]], now: float) -> list[Troubl
         found += _loss(rank, [look.loss for look in seen if look.loss is not None], seen)
         found += _stuck(rank, seen, now)
         found += _slow(rank, step_s[rank], peers)
+        if seen and seen[-1].nan_step is not None:
+            found.append(Trouble(rank, "nan", f"in step {seen[-1].nan_step}, which counts nothing"))
     return found
 
 

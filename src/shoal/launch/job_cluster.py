@@ -7,16 +7,18 @@ process of its own, so that deaths are seen meanwhile.
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ShoalError, Timeout, Unavailable
+from shoal.errors import Refused, ShoalError, Timeout, Unavailable
 from shoal.fleet.child import Child
 from shoal.fleet.local import LocalCluster, ServerHandle
 from shoal.fleet.losses import describe
+from shoal.launch.guardian import process_stat
 from shoal.launch.records import ServerRecord
 from shoal.launch.saver import Reload
 from shoal.launch.verdict import Verdict
@@ -30,6 +32,11 @@ _RELOAD_S = 600.0
 _LOOK_S = 15.0
 _LOOK_EVERY_S = 0.5
 _STATUS_S = 0.2
+# How long the coordinator is asked at a time to go on without a server, while all else waits; how often, and
+# when it is asked no more.
+_FIRST_ASK_S, _ASK_S, _ASK_EVERY_S, _ASK_MAX_S = 2.0, 0.5, 1.0, 60.0
+# A server that stands still for so long may have been given up.
+_STILL_S = 2.0
 
 
 class JobCluster:
@@ -64,6 +71,9 @@ class JobCluster:
         self._joining: Child | None = None
         self._when_joined: list[Callable[[], None]] = []
         self._coordinator_pids: set[int] = set()
+        self._ended: dict[ServerHandle, float] = {}  # the coordinator is to be told, and when they had
+        self._ask_at = 0.0
+        self._still_since: dict[ServerHandle, float] = {}
         self._lost: set[int] = set()  # servers whose shards nobody has
         self._together = False  # all shards and workers go back with them
         self._stopping = False  # the workers have not ended yet
@@ -88,7 +98,7 @@ class JobCluster:
     @property
     def recovering(self) -> bool:
         """Whether shards are missing, and are on their way back."""
-        return bool(self._lost) and self._verdict.ending is None
+        return bool(self._lost or self._ended) and self._verdict.ending is None
 
     def scale(self, count: int, then: Callable[[], None]) -> None:
         """Go on with so many servers, the newest leave first; `then`: new ones have joined.
@@ -104,21 +114,39 @@ class JobCluster:
         self._after_joining(then)
 
     def tick(self, now: float) -> None:
-        """Look whether clients have said what they lost by the last takeover."""
-        if self.recovering and self._reload is None and now > self._reload_until:
+        """Tell the coordinator of deaths that it does not know of, and look what it has found."""
+        if self._lost and self.recovering and self._reload is None and now > self._reload_until:
             self._give_up(f"no server took them within {_RELOAD_S:g} s")
-        if not self._look_at <= now < self._look_until:
+        if self._ended and self.recovering and now > self._ask_at:
+            for server, since in list(self._ended.items()):
+                self._go_on_without(server, since, now)
+        still = self._standing_still(now)
+        if now < self._look_at or not (now < self._look_until or still):
             return
         self._look_at = now + _LOOK_EVERY_S
         try:
-            lost = self._cluster.status(_STATUS_S).lost
+            status = self._cluster.status(_STATUS_S)
         except (Unavailable, Timeout):  # a coordinator that is being started again
             return
+        given_up = {info.index for info in status.servers if info.state == "evicted"}
+        for server in still:
+            if server.index in given_up:  # and refused by all if it wakes; the rest follows from its end
+                self._say(f"{_name(server)} stands still and was given up: it is killed")
+                os.kill(server.pid, signal.SIGKILL)
+        self._tell_losses(status.lost)
+
+    def _tell_losses(self, lost: tuple[Lost, ...]) -> None:
         said, before = self._losses
         self._losses[1] = lost
         if lost == before != said:  # all have said it
             self._losses[0] = lost
             self._say(describe([one for one in lost if one not in said]))
+
+    def _standing_still(self, now: float) -> list[ServerHandle]:
+        """Servers that were stopped by a signal a while ago."""
+        stopped = [server for server in self._cluster.servers if process_stat(server.pid)[:1] == [b"T"]]
+        self._still_since = {server: self._still_since.get(server, now) for server in stopped}
+        return [server for server, since in self._still_since.items() if now >= since + _STILL_S]
 
     # Servers.
 
@@ -165,25 +193,41 @@ class JobCluster:
         self._watch_once(descriptor, ended)
 
     def _server_ended(self, server: ServerHandle) -> None:
-        if self._verdict.ending is not None:
-            return
-        name = f"server {server.index} (pid {server.pid})"
-        self._look_until = time.monotonic() + _LOOK_S
+        if self._verdict.ending is None:
+            now = time.monotonic()
+            self._go_on_without(server, now, now)
+
+    def _go_on_without(self, server: ServerHandle, since: float, now: float) -> None:
+        told = self._ended.pop(server, None) is not None
+        ask_s = _ASK_S if told else _FIRST_ASK_S
         try:
-            # Of one that has left in order nobody has to be told. One that was killed is given up by this.
-            self._cluster.evict_server(server.index, f"its process, pid {server.pid}, has ended")
-        except Unavailable as error:
-            self._lose(server, name, error)
+            try:
+                # Of one that has left in order nobody has to be told; one that was killed is given up.
+                why = f"its process, pid {server.pid}, has ended"
+                self._cluster.evict_server(server.index, why, ask_s)
+                self._replace(server)
+            except Refused as error:
+                shards = self._cluster.shards_of({*self._lost, server.index}, ask_s)
+                self._lose(server, shards, error)
+        except (Timeout, Unavailable) as error:
+            self._ended[server], self._ask_at = since, now + _ASK_EVERY_S
+            if now > since + _ASK_MAX_S:
+                self._say(f"{_name(server)} has ended: {error}")
+                self._verdict.nobody_answers(server.index, server.pid, _ASK_MAX_S)
+            elif not told:
+                self._say(f"{_name(server)} has ended, and the coordinator does not answer: it is told later")
         except ShoalError as error:
             self._end(server, str(error))
-        else:
-            if server.index in self._leaving:
-                self._say(f"{name} has left; its rows are on the others")
-                return
-            text = f"{name} has ended; the copies of its rows go on"
-            if self._verdict.server_replaced():
-                text += f", and {self._add()} takes its place"
-            self._say(text)
+
+    def _replace(self, server: ServerHandle) -> None:
+        self._look_until = time.monotonic() + _LOOK_S
+        if server.index in self._leaving:
+            self._say(f"{_name(server)} has left; its rows are on the others")
+            return
+        text = f"{_name(server)} has ended; the copies of its rows go on"
+        if self._verdict.server_replaced():
+            text += f", and {self._add()} takes its place"
+        self._say(text)
 
     def _end(self, server: ServerHandle, why: str) -> None:
         self._say(why)
@@ -191,14 +235,14 @@ class JobCluster:
 
     # Shards that nobody has.
 
-    def _lose(self, server: ServerHandle, name: str, error: ShoalError) -> None:
+    def _lose(self, server: ServerHandle, shards: Collection[int], error: ShoalError) -> None:
         if self._checkpoint is None or not self._verdict.server_replaced():
             self._end(server, str(error))
             return
         self._lost.add(server.index)
         self._reload_until = time.monotonic() + _RELOAD_S
-        shards = self._cluster.shards_of(self._lost)
-        text = f"{name} has ended, with the only copy of {len(shards)} shards"
+        self._look_until = time.monotonic() + _LOOK_S
+        text = f"{_name(server)} has ended, with the only copy of {len(shards)} shards"
         if 0 not in shards:
             self._say(f"{text}; they go back to the last checkpoint, and {self._add()} takes them")
         else:
@@ -216,7 +260,7 @@ class JobCluster:
         self._begin_reload()
 
     def _begin_reload(self) -> None:
-        if self.recovering and not (self._adding or self._stopping or self._reload):
+        if self._lost and self.recovering and not (self._adding or self._stopping or self._reload):
             assert self._checkpoint is not None
             log = self._logs / "checkpoint.log"
             self._reload = Reload(self._cluster, self._checkpoint, self._lost, self._together, log)
@@ -266,3 +310,7 @@ class JobCluster:
             link = self._logs / path.name
             if not link.is_symlink():
                 link.symlink_to(os.path.relpath(path, self._logs))
+
+
+def _name(server: ServerHandle) -> str:
+    return f"server {server.index} (pid {server.pid})"

@@ -25,9 +25,18 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.errors import BadInput
+from shoal.launch.guardian import process_stat
 from shoal.launch.options import JobOptions, check_job_name
 
-__all__ = ["JobRecord", "ServerRecord", "WorkerRecord", "find_job", "make_job_directory", "process_started"]
+__all__ = [
+    "JobRecord",
+    "SaveRecord",
+    "ServerRecord",
+    "WorkerRecord",
+    "find_job",
+    "make_job_directory",
+    "process_started",
+]
 
 JobState = Literal["starting", "running", "ended", "lost"]
 _JOBS_MAX = 100
@@ -62,6 +71,14 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
+class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The last checkpoint that the job made, if any, and why none was made since, if that is so."""
+
+    name: str | None = None
+    time: float | None = None
+    problem: str | None = None
+
+
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What job.json holds. `pid` is the supervisor's; `pid_started` tells it from a later process of it."""
 
@@ -85,6 +102,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     # How many "workers" and "servers" it shall have: `shoal scale` changes it. Empty until it runs.
     sizes: dict[str, int] = {}
     replicas: int = 0
+    # None: it makes none.
+    checkpoint: SaveRecord | None = None
     ended: float | None = None
     code: int | None = None
     # Why it ended, if not by all workers ending well.
@@ -142,12 +161,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def process_started(pid: int) -> int | None:
     """When a process started, in ticks since the machine did; None if there is none, or a dead one."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    fields = process_stat(pid)
+    return int(fields[19]) if fields else None
 
 
 def jobs_root() -> Path:

@@ -6,8 +6,10 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from shoal.checkpoint import manifest as manifest_
@@ -15,6 +17,9 @@ from shoal.checkpoint.client import load
 from shoal.checkpoint.place import Place
 from shoal.checkpoint.reload import AGAIN
 from shoal.fleet.local import LocalCluster
+from shoal.launch.lines import LineSplitter
+from shoal.launch.records import SaveRecord
+from shoal.launch.worker import how_ended
 from shoal.store.rounds import Rounds
 from shoal.sync.words import parse
 from shoal.train.progress import PASSES_A_LOADER, DataUse, left_path, part_used, write_data_before
@@ -23,6 +28,9 @@ __all__ = ["Reload", "Saver", "go_on"]
 
 _LOAD_S = 3600.0
 _LAST_S = 600.0
+# It is given up when it has ended so often without a checkpoint between.
+_ENDS_MAX = 5
+_READ_BYTES = 1 << 16
 # Of a script; of further ones what an earlier job trained would be counted again.
 _LOADERS_MAX = 64
 
@@ -54,37 +62,120 @@ def _data_done(rounds: Rounds) -> DataUse:
 
 
 class Saver:
-    """A `shoal.checkpoint.keep` for this cluster."""
+    """A `shoal.checkpoint.keep` for this cluster, which is started again when it ends.
 
-    def __init__(self, cluster: LocalCluster, url: str, every_s: float, job: Path, sync: str) -> None:
+    `record` is what came of it so far. `watch_once` calls back when a descriptor is readable; `say` tells the
+    user, and with an empty text only that `record` is another.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        url: str,
+        every_s: float,
+        job: Path,
+        sync: str,
+        *,
+        watch_once: Callable[[int, Callable[[], None]], None],
+        say: Callable[[str], None],
+    ) -> None:
         left_path(job).mkdir(exist_ok=True)
         arguments = ["--url", url, "--every", str(every_s), "--left", str(left_path(job))]
         arguments += ["--needs"] * (parse(sync).dense_home in ("peers", "shared"))
-        self._process = _start(cluster, "keep", arguments, job / "logs" / "checkpoint.log")
+        log = job / "logs" / "checkpoint.log"
+        self.record = SaveRecord()
+        self._start = partial(_start, cluster, "keep", arguments, log, subprocess.PIPE)
+        self._watch_once = watch_once
+        self._say = say
+        self._ends = 0  # since the last checkpoint
+        self._process: subprocess.Popen[bytes]
+        self._begin()
 
-    def end(self, *, last: bool = False, unless: Sequence[int] = ()) -> None:
-        """End it, after a last checkpoint if that is asked for, `unless` one of these can be read before.
-
-        Twice is harmless.
-        """
-        stdin = self._process.stdin
+    def end(self) -> None:
+        """End it. Twice is harmless."""
+        stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
-        if stdin.closed:
-            return
-        with suppress(OSError):
-            if last:
-                stdin.write(b"last\n")
-                stdin.flush()
-            else:
-                stdin.close()
-        ended = os.pidfd_open(self._process.pid)
-        select.select([ended, *unless], [], [], _LAST_S if last else 1.0)
-        os.close(ended)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        assert stdout is not None
         with suppress(OSError):
             stdin.close()
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        stdout.close()
+
+    def end_with_a_last(self, unless: Sequence[int] = ()) -> str | None:
+        """Have a last checkpoint made by it, or by another if it dies; why that could not be.
+
+        It is not waited for any longer once one of `unless` can be read.
+        """
+        for _ in range(2):
+            if self._process.poll() is not None:
+                self.end()
+                self._process = self._start()
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            with suppress(OSError), self._process.stdin as stdin:
+                stdin.write(b"last\n")
+            ended = os.pidfd_open(self._process.pid)
+            ready, _, _ = select.select([ended, *unless], [], [], _LAST_S)
+            os.close(ended)
+            if self._process.poll() is None:
+                self.end()
+                return "it was not waited for" if ready else f"it was not done within {_LAST_S:g} s"
+            if self._process.returncode == 0:
+                said = self._process.stdout.read().splitlines()
+                self._hear(said[-1] if said else b"failed it said nothing")
+                return self.record.problem
+        return self._how_it_ended()
+
+    def _begin(self) -> None:
+        self._process = self._start()
+        self._lines = LineSplitter()
+        self._listen()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        self._watch_once(self._process.stdout.fileno(), self._heard)
+
+    def _heard(self) -> None:
+        assert self._process.stdout is not None
+        data = os.read(self._process.stdout.fileno(), _READ_BYTES)
+        for line in self._lines.feed(data):
+            self._hear(line)
+        if data:
+            self._listen()
+        else:
+            self._ended()
+
+    def _hear(self, line: bytes) -> None:
+        word, _, text = line.decode(errors="replace").partition(" ")
+        before = self.record.problem
+        if word == "saved":
+            self._ends = 0
+            self.record = SaveRecord(name=text, time=time.time())
+            self._say(f"checkpoints are made again: {text}" if before else "")
+        else:
+            self._fails(text, "" if before else f"no checkpoint was made: {text}")
+
+    def _ended(self) -> None:
+        self.end()
+        self._ends += 1
+        how = self._how_it_ended()
+        if self._ends > _ENDS_MAX:
+            self._fails(how, f"{how}, again and again, and is given up: no more checkpoints are made")
+        else:
+            self._begin()
+            self._fails(how, f"{how} and is started again")
+
+    def _fails(self, problem: str, text: str) -> None:
+        self.record = SaveRecord(name=self.record.name, time=self.record.time, problem=problem)
+        self._say(text)
+
+    def _how_it_ended(self) -> str:
+        process = self._process
+        return f"the process that makes checkpoints (pid {process.pid}) {how_ended(process.returncode)}"
 
 
 class Reload:

@@ -132,6 +132,7 @@ class _Job:
         self._when_stopped: Callable[[], None] | None = None
         self._evicted: set[int] = set()  # that have not ended yet
         self._stopped_at: dict[int, float] = {}
+        self._still: set[int] = set()  # that were said to be stopped, and not replaced
         self._leaving: dict[int, float] = {}  # until when
         self._autoscaler = Autoscaler.of(options.autoscale, options.sync) if options.autoscale else None
         self._asked: dict[str, int] = {}  # numbers of workers and servers to go on with
@@ -153,7 +154,15 @@ class _Job:
         self._stack.callback(self._fleet.close)
         if self._options.checkpoint is not None:
             url, every_s = self._options.checkpoint, self._options.every_s
-            self._saver = Saver(self._cluster, url, every_s, self._record.path, self._options.sync)
+            self._saver = Saver(
+                self._cluster,
+                url,
+                every_s,
+                self._record.path,
+                self._options.sync,
+                watch_once=self._watch_once,
+                say=self._report,
+            )
             self._stack.callback(self._saver.end)
         if (elsewhere := read_environment().address) is not None:
             self._screen.note(
@@ -280,9 +289,11 @@ class _Job:
         self._screen.note(text, "yellow")
 
     def _report(self, text: str) -> None:
-        """An event that is in the record at once, with the cluster as it is now."""
-        self._record = msgspec.structs.replace(self._record, **self._fleet.record)
-        self._event(text)
+        """An event, if it has a text, that is in the record at once, with the job as it is now."""
+        saved = None if self._saver is None else self._saver.record
+        self._record = msgspec.structs.replace(self._record, **self._fleet.record, checkpoint=saved)
+        if text:
+            self._event(text)
         self._write_record()
 
     def _write_record(self) -> None:
@@ -377,16 +388,29 @@ class _Job:
         for worker in self._workers.values():
             if worker.code is not None or not worker.stopped:
                 self._stopped_at.pop(worker.rank, None)
+                self._still.discard(worker.rank)
             elif now - self._stopped_at.setdefault(worker.rank, now) >= _LEASE_S:
                 self._lease_expired(worker)
 
     def _lease_expired(self, worker: Worker) -> None:
-        """A worker gives no sign of life: it is fenced, whatever it does when it wakes, and replaced."""
-        if worker.rank in self._evicted or not self._verdict.may_restart:
+        """A worker gives no sign of life: it is fenced, whatever it does when it wakes, and replaced.
+
+        Without a restart left it may wake, until the others are done: then nothing would ever end the job.
+        """
+        if worker.rank in self._evicted or self._verdict.ending is not None:
             return
-        self._evict(worker.rank)
-        self._event(f"worker {worker.rank} (pid {worker.pid}) has given no sign of life for {_LEASE_S:g} s")
-        worker.kill()
+        text = f"worker {worker.rank} (pid {worker.pid}) has given no sign of life for {_LEASE_S:g} s"
+        here = [one for one in self._workers.values() if one.code is None]
+        if self._verdict.may_restart:
+            self._evict(worker.rank)
+            self._event(text)
+            worker.kill()
+        elif len(here) < self._options.workers and all(one.stopped for one in here):
+            self._verdict.stands_still(worker.rank)
+            worker.kill()
+        elif worker.rank not in self._still:
+            self._still.add(worker.rank)
+            self._report(f"{text}, and no restart is left: it is waited for until the others are done")
 
     def _troubled(self, trouble: Trouble, policy: str) -> None:
         done = {
@@ -397,8 +421,12 @@ class _Job:
         worker = self._workers.get(trouble.rank)
         if policy == "replace" and not self._verdict.may_restart:
             policy = "report"
-        self._event(f"worker {trouble.rank} is {trouble.kind}{done.get(policy, '')} ({trouble.text})")
-        write_trust(self._record.path, trouble.rank, POLICIES[policy])
+        kind, did = trouble.kind, done.get(policy, "")
+        if kind == "nan":  # it abstains from such steps by itself, and all else that it sends counts
+            kind, did = "not finite", did if policy == "replace" else ""
+        else:
+            write_trust(self._record.path, trouble.rank, POLICIES[policy])
+        self._event(f"worker {trouble.rank} is {kind}{did} ({trouble.text})")
         if policy == "replace" and worker is not None:
             self._evict(trouble.rank)
             worker.kill()
@@ -442,8 +470,11 @@ class _Job:
     # The end.
 
     def _finish(self) -> int:
+        trained = self._verdict.ending is None
         if self._saver is not None:
-            self._saver.end(last=self._verdict.ending is None, unless=[self._signals.receiver.fileno()])
+            if trained and (why := self._saver.end_with_a_last([self._signals.receiver.fileno()])):
+                self._verdict.not_saved(why)
+            self._saver.end()
             self._signalled()
         self._screen.close()
         self._cluster.close()
@@ -451,14 +482,14 @@ class _Job:
             path.unlink(missing_ok=True)
         seconds = time.monotonic() - self._begin
         ending = self._verdict.ending
-        if ending is None:
+        if trained:
             done = [self._board.summary(seconds, self._restored)]
             done += [f"{name} {value:.4g}" for name, value in self._board.figures().items()]
             self._screen.note(f"job {self._record.name} is done: {', '.join(done)}", "green")
-        elif ending.rank is not None:
+        if ending is not None and ending.rank is not None:
             said = self._last_words or ["it wrote nothing to stderr"]
             self._screen.plain([f"{ending.sentence}:", *said])
-        else:
+        elif ending is not None:
             self._screen.plain([f"error: {ending.sentence}"])
         self._record.write_end(self._verdict.code, self._verdict.sentence)
         return self._verdict.code

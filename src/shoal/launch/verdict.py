@@ -5,7 +5,8 @@
    leave the job, is started again instead, as often as the job allows;
 3. a worker that ended with code 0 and never joined, or one that others wait for past the deadline: 2;
 4. a signal to the supervisor: 128 + its number, as shells do (Ctrl-C is 130);
-5. a server is lost: 1; the job's time is over: 124, as timeout(1) has it.
+5. a server is lost or cannot be replaced, a worker stands still at the end, or
+   the last checkpoint could not be made: 1; the job's time is over: 124, as timeout(1) has it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.launch.worker import exit_code
+from shoal.launch.worker import exit_code, how_ended, signal_name
 
 __all__ = ["Ending", "Verdict"]
 
@@ -65,11 +66,10 @@ class Verdict:
         died = not left and (returncode < 0 or (returncode > 0 and joined))
         if died and self.may_restart:
             self.restarts += 1
-            how = f"was killed by {_signal_name(-returncode)}" if returncode < 0 else f"died ({returncode})"
+            how = how_ended(returncode)
             return f"worker {rank} {how} and is started again ({self.restarts} of {self._restarts_max})"
         if returncode < 0:
-            name = _signal_name(-returncode)
-            self._end(exit_code(returncode), f"worker {rank} was killed by {name}", rank)
+            self._end(exit_code(returncode), f"worker {rank} {how_ended(returncode)}", rank)
         elif returncode > 0:
             self._end(returncode, f"worker {rank} failed with code {returncode}", rank)
         elif not joined:
@@ -85,9 +85,13 @@ class Verdict:
             "it; call it, or allow more with --join-timeout",
         )
 
+    def stands_still(self, rank: int) -> None:
+        """A worker is stopped, may not be replaced, and is all that the job waits for."""
+        self._end(CODE_ERROR, f"worker {rank} stands still, and all others are done")
+
     def signalled(self, number: int) -> None:
         """The supervisor was told to end."""
-        name = "Ctrl-C" if number == signal.SIGINT else _signal_name(number)
+        name = "Ctrl-C" if number == signal.SIGINT else signal_name(number)
         self._end(128 + number, f"stopped by {name}")
 
     def server_lost(self, index: int, pid: int) -> None:
@@ -95,11 +99,20 @@ class Verdict:
         hint = "" if self._replicas else "; with --replicas 1 a copy on another server would go on"
         self._end(CODE_ERROR, f"server {index} (pid {pid}) has ended, and its rows are gone{hint}")
 
+    def nobody_answers(self, index: int, pid: int, seconds: float) -> None:
+        """A server ended, and the coordinator cannot be told: nobody takes its place."""
+        why = f"the coordinator has not answered for {seconds:g} s"
+        self._end(CODE_ERROR, f"server {index} (pid {pid}) has ended, and {why}")
+
     def server_replaced(self) -> bool:
         """Whether another server is started for one that ended, as is done for workers."""
         again = self.may_restart
         self.restarts += again
         return again
+
+    def not_saved(self, why: str) -> None:
+        """All is trained, and would be lost: what was asked for is the checkpoint, too."""
+        self._end(CODE_ERROR, f"trained to the end, but no last checkpoint could be made: {why}")
 
     def timed_out(self, seconds: float) -> None:
         """The job did not end within its --timeout."""
@@ -108,10 +121,3 @@ class Verdict:
     def _end(self, code: int, sentence: str, rank: int | None = None) -> None:
         if self.ending is None:
             self.ending = Ending(code, sentence, rank)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -8,13 +8,12 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import IO
 
-from shoal.launch.guardian import kill_session, session_members
+from shoal.launch.guardian import kill_session, process_stat, session_members
 from shoal.launch.lines import LineSplitter, StderrTail
 
-__all__ = ["Pipe", "Worker", "exit_code"]
+__all__ = ["Pipe", "Worker", "exit_code", "how_ended", "signal_name"]
 
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
@@ -27,6 +26,23 @@ def exit_code(returncode: int) -> int:
     (3, 137)
     """
     return returncode if returncode >= 0 else 128 - returncode
+
+
+def how_ended(returncode: int) -> str:
+    """The same in words.
+
+    >>> how_ended(3), how_ended(-9)
+    ('died (3)', 'was killed by SIGKILL')
+    """
+    return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"died ({returncode})"
+
+
+def signal_name(number: int) -> str:
+    """Of the real-time signals only some have one."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Pipe:
@@ -87,11 +103,7 @@ class Worker:
     @property
     def stopped(self) -> bool:
         """Whether it stands still by a signal (SIGSTOP); a debugger that holds it does not count."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
-        except OSError:
-            return False
-        return stat[stat.rindex(b")") + 2 :][:1] == b"T"
+        return process_stat(self.pid)[:1] == [b"T"]
 
     def terminate(self) -> None:
         """Ask it to end; its children are its own to end."""

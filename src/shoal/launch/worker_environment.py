@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.launch.health import parse_policies
 from shoal.launch.options import JobOptions
 from shoal.train.straggler import parse_stragglers
 
@@ -43,6 +44,7 @@ def worker_environment(
         "SHOAL_JOB": str(where.directory),
         "SHOAL_STRAGGLER": parse_stragglers(options.straggler, options.workers).get(rank, ""),
         "SHOAL_HISTORY": "1" if options.history else "",
+        "SHOAL_NAN": "" if parse_policies(options.on_trouble)["nan"] == "raise" else "1",
         "RANK": str(rank),
         "WORLD_SIZE": str(options.workers),
         "LOCAL_RANK": str(rank),

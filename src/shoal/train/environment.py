@@ -43,6 +43,7 @@ class WorkerEnvironment:
     job: Path | None = None  # SHOAL_JOB: the directory of the job, where progress is reported
     wait_s: float | None = None  # SHOAL_WAIT_S: how long it waits for other workers before it gives up
     straggler: str | None = None  # SHOAL_STRAGGLER: how slow this worker is made, as 5x or 50ms
+    nan: bool = False  # SHOAL_NAN: it abstains from a step that is not finite, and does not raise
     history: bool = False  # SHOAL_HISTORY: workers begin together, and keep what they do (`shoal compare`)
 
     @property
@@ -83,6 +84,7 @@ def read_worker_environment(environ: Mapping[str, str] | None = None) -> WorkerE
         job=None if job is None else Path(job),
         wait_s=_seconds("SHOAL_WAIT_S", source.get("SHOAL_WAIT_S")),
         straggler=source.get("SHOAL_STRAGGLER") or None,
+        nan=bool(source.get("SHOAL_NAN")),
         history=bool(source.get("SHOAL_HISTORY")),
     )
 

@@ -78,6 +78,7 @@ def join(
         straggler=here.straggler,
         history=here.history,
     )
+    worker.bears_nan = here.nan
     _joined[os.getpid()] = worker
     atexit.register(_leave, worker)
     if policy.dense_home == "peers" and (world_size > 1 or here.job is not None):

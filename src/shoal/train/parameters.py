@@ -15,7 +15,17 @@ from shoal.errors import BadInput, Mismatch
 from shoal.nn.module import TableModule, table_modules
 from shoal.train.clip import RoundClip
 
-__all__ = ["Dense", "Stepped", "TableUse", "check_finite", "described", "flat", "names", "survey"]
+__all__ = [
+    "Dense",
+    "Stepped",
+    "TableUse",
+    "check_finite",
+    "described",
+    "flat",
+    "is_finite",
+    "names",
+    "survey",
+]
 
 LINES_MAX = 12  # of what differs between two models
 FlatFloats = npt.NDArray[np.float32]
@@ -214,6 +224,13 @@ def check_finite(one: Stepped) -> None:
                 f"the gradient of {dense.name} has {wrong} of {grad.numel()} elements that are not finite; "
                 f"check the loss for NaN, lower the learning rate, or clip the gradient"
             )
+
+
+def is_finite(one: Stepped) -> bool:
+    """Whether all its gradients are, of rows too."""
+    grads = [parameter.grad for parameter in one.named.values() if parameter.grad is not None]
+    rows = [part.grads for grad in grads for part in getattr(grad, "parts", ())]
+    return all(math.isfinite(_values(grad).sum(dtype=torch.float64)) for grad in [*grads, *rows])
 
 
 def _values(grad: torch.Tensor) -> torch.Tensor:

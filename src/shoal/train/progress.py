@@ -130,6 +130,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     open: dict[int, int] = {}
     loss: float | None = None
     staleness: float | None = None
+    # The last step that was not finite, if it goes on in spite of that.
+    nan_step: int | None = None
+    # Steps of it that counted nothing: not finite, or refused.
+    empty_steps: int = 0
     waiting_for: tuple[int, ...] = ()
     # Seconds that it has waited for others so far.
     waited_s: float = 0.0
@@ -148,7 +152,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FIELDS = frozenset(Progress.__struct_fields__) - {"rank", "pid", "joined", "time", "samples_per_s"}
-_KEPT = ("step", "clock", "samples", "ended", "open", "data", "schedules")
+_KEPT = ("step", "clock", "samples", "ended", "open", "data", "schedules", "empty_steps")
 _DECODER = msgspec.json.Decoder(Progress)
 
 
@@ -244,6 +248,12 @@ class ProgressReport:
             if not self._dirty:
                 self._dirty = True
                 self._changed.notify()
+
+    def step_counts_nothing(self, nan_step: int | None = None) -> None:
+        """Of this worker; `nan_step`: since it is not finite."""
+        said = self._value
+        nan_step = said.nan_step if nan_step is None else nan_step
+        self.update(empty_steps=said.empty_steps + 1, nan_step=nan_step)
 
     def close(self, state: str = "ended") -> None:
         """Write the last value and end the thread. Twice is harmless."""

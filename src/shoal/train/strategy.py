@@ -20,7 +20,7 @@ from shoal.store.many import PullItem, PushItem, pull_many, push_many
 from shoal.store.tensor import Tensor
 from shoal.sync import Round
 from shoal.train.clip import scale_gradients
-from shoal.train.parameters import Dense, FlatFloats, Stepped, TableUse, check_finite, flat
+from shoal.train.parameters import Dense, FlatFloats, Stepped, TableUse, check_finite, flat, is_finite
 from shoal.train.twins import check_twin, settings_of, twin_of
 
 if TYPE_CHECKING:
@@ -203,7 +203,10 @@ class Strategy(ABC):
         if self.worker.rank == 0:
             self._follow(one)
         factor = _unscale(one.optimizer)
-        if factor is None:
+        nan = factor is not None and self.worker.bears_nan and not is_finite(one)
+        if nan or factor is None or not self.worker.trust:
+            self.worker.progress.step_counts_nothing(self.worker.step if nan else None)
+        if nan or factor is None:
             one.hide_gradients()
             share.weight = 0.0
             return share

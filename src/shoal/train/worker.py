@@ -90,10 +90,10 @@ class Worker:
         self.waits = Waits(self.rounds, self.progress, wait_s)
         self.ledger = LedgerReport(self.rounds, client)
         self.usage = Usage(self.ledger, self.progress, tells=job is not None and rank == 0)
-        self.dropped = 0
         self.lost: Counter[int] = Counter()  # units whose contribution was dropped, by pass
+        self.bears_nan = False  # it abstains from what is not finite, and does not raise
         self.trust = 1.0  # what its contributions count for: the supervisor may say less
-        self.waited_s = 0.0
+        self.dropped, self.waited_s = 0, 0.0
         self.straggler = None if straggler is None else Straggler(straggler, lambda: self.waited_s)
         self.history = History(self, job) if history and job is not None else None
         self.samples = float(self.progress.value.samples)  # of earlier lives, too
@@ -161,7 +161,7 @@ class Worker:
     def report(self, **metrics: Any) -> None:
         """Show figures of this worker: loss, accuracy, any name; others than these stay as they are.
 
-        A loss that is not finite raises.
+        A loss that is not finite raises, unless the job says otherwise (`--on-trouble nan=refuse`).
         """
         values = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value)
@@ -170,10 +170,13 @@ class Worker:
         before = self.progress.value
         loss = values.get("loss", before.loss)
         if loss is not None and not math.isfinite(loss):
-            raise BadInput(
-                f"worker {self.rank}, step {self.step}: the loss is {loss}; lower the learning rate, "
-                f"clip the gradient (worker.clip_grad_norm_), or look at the batch of this step"
-            )
+            if not self.bears_nan:
+                raise BadInput(
+                    f"worker {self.rank}, step {self.step}: the loss is {loss}; lower the learning rate, "
+                    f"clip the gradient (worker.clip_grad_norm_), or look at the batch of this step"
+                )
+            loss = before.loss
+            self.progress.update(nan_step=self.step)
         self.progress.update(loss=loss, metrics=before.metrics | values)
         if self.history is not None:
             self.history.add(values)

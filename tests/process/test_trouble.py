@@ -1,0 +1,81 @@
+"""Workers that run and are not well, and what --on-trouble does about it: an event, and an effect."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_jobs import DEADLINE_S, Jobs, wait_until
+
+pytestmark = pytest.mark.process
+SCRIPT = str(Path(__file__).with_name("trouble_script.py"))
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Jobs:
+    jobs = Jobs(tmp_path / "state")
+    jobs.environment["OMP_NUM_THREADS"] = "1"
+    return jobs
+
+
+def events(jobs: Jobs) -> str:
+    return "\n".join(event["text"] for event in jobs.record()["events"])
+
+
+def ends(process: Any, out: Path) -> tuple[str, list[dict[str, float]]]:
+    """Its last line, and what its workers found."""
+    (out / "go").touch()
+    output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output + errors
+    return errors.splitlines()[-1], [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("policy", ["refuse", "report"])
+def test_a_step_that_is_not_finite_counts_nothing_and_is_told(
+    jobs: Jobs, tmp_path: Path, policy: str
+) -> None:
+    options = ["--sync", "asp", "--on-trouble", f"nan={policy}"]
+    with jobs.started(*options, SCRIPT, str(tmp_path), "once") as process:
+        jobs.until("progress/0.json")
+        wait_until(lambda: "worker 1 is not finite (in step 3, which counts nothing)" in events(jobs))
+        last, (well, other) = ends(process, tmp_path)
+    assert well["row"] == well["steps"]
+    assert other["row"] == other["steps"] - 1
+    assert "; 1 step of one worker counted nothing (not finite, or refused)" in last
+
+
+def test_one_that_is_not_finite_is_replaced(jobs: Jobs, tmp_path: Path) -> None:
+    options = ["--sync", "asp", "--on-trouble", "nan=replace"]
+    with jobs.started(*options, SCRIPT, str(tmp_path), "always") as process:
+        jobs.until("progress/0.json")
+        wait_until(lambda: "worker 1 was killed by SIGKILL and is started again (1 of 3)" in events(jobs))
+        assert "worker 1 is not finite and is replaced (in step " in events(jobs)
+        wait_until(lambda: jobs.record()["workers"][1]["restarts"] == 1)
+        _, (_, other) = ends(process, tmp_path)
+    assert other["row"] == other["steps"] + 3  # of its first life
+
+
+def test_without_a_policy_it_ends_the_job_and_names_worker_and_step(jobs: Jobs, tmp_path: Path) -> None:
+    result = jobs.run("--sync", "asp", SCRIPT, str(tmp_path), "once")
+    assert result.returncode == 1
+    assert "BadInput: worker 1, step 3: the loss is nan" in result.stderr
+
+
+@pytest.mark.soak  # a loss must have a past of ten seconds before it explodes
+def test_one_whose_loss_explodes_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    options = ["--sync", "asp", "--on-trouble", "exploding=refuse"]
+    with jobs.started(*options, SCRIPT, str(tmp_path), "exploding") as process:
+        jobs.until("progress/1.json")
+        times: set[float] = set()
+        wait_until(
+            lambda: times.add(json.loads(jobs.path("progress/1.json").read_text())["time"]) or len(times) > 13
+        )
+        (tmp_path / "explode").touch()
+        wait_until(
+            lambda: "worker 1 is exploding: it counts nothing (its loss is 100 after 1.1)" in events(jobs)
+        )
+        last, (well, other) = ends(process, tmp_path)
+    assert well["row"] == well["steps"]
+    assert other["refused"] > 0
+    assert other["row"] == other["steps"] - other["refused"]
+    assert f"; {other['refused']} steps of one worker counted nothing" in last
