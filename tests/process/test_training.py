@@ -15,6 +15,7 @@ WORDS = [
     "bsp",
     "quorum:0.5",
     "ssp:1",
+    "delay:1",
     "asp",
     "asp,scale=staleness",
     "softsync:2",
