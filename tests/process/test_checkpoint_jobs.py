@@ -84,12 +84,17 @@ def test_a_signal_ends_a_job_whose_last_checkpoint_is_never_done(tmp_path: Path)
     jobs, url = Jobs(tmp_path), str(tmp_path / "ckpt")
     with jobs.started("--workers", "1", "--checkpoint", url, "--every", "1h", SCRIPT, "8", "1", "0") as job:
         wait_until(lambda: bool(keepers(url)))
-        os.kill(keepers(url)[0], signal.SIGSTOP)  # as if its place never answered
-        wait_until(lambda: jobs.path("job.json").exists() and jobs.record()["state"] == "running")
-        wait_until(lambda: [worker["code"] for worker in jobs.record()["workers"]] == [0])
-        job.send_signal(signal.SIGINT)
-        assert job.wait(30) == 130
-    assert keepers(url) == []
+        [keeper] = keepers(url)
+        os.kill(keeper, signal.SIGSTOP)  # as if its place never answered
+        try:
+            wait_until(lambda: jobs.path("job.json").exists() and jobs.record()["state"] == "running")
+            wait_until(lambda: [worker["code"] for worker in jobs.record()["workers"]] == [0])
+            job.send_signal(signal.SIGINT)
+            assert job.wait(30) == 130
+            assert keepers(url) == []
+        finally:
+            for pid in keepers(url):
+                os.kill(pid, signal.SIGKILL)
 
 
 def keepers(url: str) -> list[int]:
