@@ -16,6 +16,7 @@ from .mutants import CHECKPOINT_MUTANTS, LOSS_MUTANTS, PYTHON_MUTANTS
 ROOT = Path(__file__).resolve().parents[2]
 CALM_SEEDS = 60  # of this build; of the one that ships test_simulator.py runs them all
 SHRUNK_ACTIONS_MAX = 6
+PUSH_SEEDS = 200  # within these a bug of pushes must be found
 TIMEOUT_S = 60
 
 # What each does wrong is beside its SHOAL_MUTANT in core/, or in mutants.py.
@@ -70,7 +71,8 @@ def hunt(core: Path, kind: str, *arguments: str, seeds: int = 0) -> subprocess.C
 
 @pytest.mark.parametrize(("kind", "mutant"), [(kind, each) for kind in MUTANTS for each in MUTANTS[kind]])
 def test_the_simulator_finds(kind: str, mutant: str, core: Path) -> None:
-    found = hunt(core, kind, "--no-shrink", "--mutant", mutant)
+    seeds = PUSH_SEEDS if kind == "pushes" else KINDS[kind].seeds
+    found = hunt(core, kind, "--no-shrink", "--mutant", mutant, seeds=seeds)
     seed = re.match(r"seed (\d+) failed: ", found.stdout)
     assert seed, found
     assert found.stdout.rstrip().endswith(f"replay: python -m tests.sim {kind} {seed[1]}")
