@@ -264,11 +264,11 @@ class Coordinator:
     @_handle.register
     def _filled(self, request: m.Filled, peer: int, now: float, outcome: Outcome) -> None:
         fill = self._placer.fills.get(request.shard)
-        current = fill is not None and (fill.term, fill.target) == (request.term, request.target)
-        if request.error:
-            if current:
-                del self._placer.fills[request.shard]  # planned anew, with whoever is there then
-        elif placed := self._placer.filled(request.shard, request.term, request.target):
+        # An order of an earlier life may have been the same; its source has begun anew since, by that of now.
+        current = fill is not None and fill.number == request.number
+        if current and request.error:
+            del self._placer.fills[request.shard]  # planned anew, with whoever is there then
+        elif current and (placed := self._placer.filled(request.shard, request.term, request.target)):
             self._decide(outcome, placed)
         outcome.replies.append((peer, m.Done()))
         self._changed(outcome)
