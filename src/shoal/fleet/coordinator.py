@@ -304,10 +304,9 @@ class Coordinator:
     def _join(self, request: m.JoinCluster, peer: int, now: float, outcome: Outcome) -> None:
         name = request.name
         self._grants.check(name)
-        if request.instead_of is not None:
-            self._grants.check_place(name, request.instead_of)
+        self._grants.check_place(name, request.instead_of)
         if self._placer.placed is not None:
-            outcome.replies.append((peer, self._grant(name, now, outcome)))
+            outcome.replies.append((peer, self._grant(name, now, outcome, "here", request.instead_of)))
             return
         until = now + max(0.0, request.wait_s)
         self._waiting.append(Waiting(peer=peer, name=name, since=now, until=until))
@@ -491,9 +490,10 @@ class Coordinator:
             outcome.replies.append((one.peer, self._news(one.request)))
 
     def _grant(
-        self, name: str | None, now: float, outcome: Outcome, state: Literal["here", "evicting"] = "here"
-    ) -> m.ClientGrant:
-        granted = self._grants.next(name, state)
+        self, name: str | None, now: float, outcome: Outcome,
+        state: Literal["here", "evicting"] = "here", instead_of: int | None = None,
+    ) -> m.ClientGrant:  # fmt: skip
+        granted = self._grants.next(name, state, instead_of)
         self._decide(outcome, granted)
         self._attendance.granted(granted, now + JOIN_S)
         placed = self._roster.placement(self._placement())
