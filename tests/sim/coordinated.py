@@ -42,6 +42,7 @@ from .nodes import Verifier
 from .plan import TABLES, Action, Plan
 
 CONTROL_FAULTS = ("kill_coordinator", "pause_coordinator", "silence", "cut_control")
+CHAIN_SILENCE = "silent_chain"  # one way, from one server to another
 STRETCH = 6  # leases take seconds
 SHAKY_MS = 1000.0  # after a fault of a server, until the coordinator has heard of it again
 LOOK_MS = 100.0
@@ -61,6 +62,9 @@ def make_coordinator_plan(seed: int) -> Plan:
         kind = rng.choice((*CONTROL_FAULTS, "kill_coordinator"))
         detail = (rng.choice((50, 500, 2000, 4000)), rng.randrange(8), rng.randrange(2))
         actions.append(Action(rng.uniform(0, length), kind, rng.randrange(8), detail))
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        detail = (rng.choice((50, 500, 4000)), rng.randrange(4), rng.randrange(2))
+        actions.append(Action(rng.uniform(0, length), CHAIN_SILENCE, rng.randrange(4), detail))
     if rng.random() < 0.5:  # a worker is evicted
         kind, at, who = rng.choice(("pause_client", "silence")), rng.uniform(0, length), rng.randrange(8)
         if kind == "pause_client":
@@ -200,7 +204,7 @@ class CoordinatedWorld(ChainWorld):
     # Faults.
 
     def _act(self, action: Action) -> None:
-        if action.kind not in (*SERVER_FAULTS, *CONTROL_FAULTS):
+        if action.kind not in (*SERVER_FAULTS, *CONTROL_FAULTS, CHAIN_SILENCE):
             super()._act(action)
             return
         server = self.nodes[action.who % len(self.nodes)]
@@ -222,6 +226,8 @@ class CoordinatedWorld(ChainWorld):
                 link = server.links.get(action.detail[1])
                 if link is not None:
                     self.lose(link)
+            case "silent_chain":
+                self.network.mute(-1 - server.index, action.detail[1], action.detail[2], until)
             case "kill_coordinator":
                 self.process.light(action.detail[1], float(action.detail[0]))
             case "pause_coordinator" if not self.process.down:
@@ -283,7 +289,7 @@ class CoordinatedWorld(ChainWorld):
         for name, incarnation, shown in self._evicted:
             for push in self.ledger.pushes:
                 late = tables[push.table][:, push.column].any() and (push.table, push.column) not in shown
-                if late and self.workers[push.who].name == name and push.incarnation < incarnation:
+                if late and self.workers[push.who].name == name and push.incarnation <= incarnation:
                     raise Violation(
                         f"push {push.column} of {name}, incarnation {push.incarnation}, took effect after "
                         f"it was evicted by incarnation {incarnation}"

@@ -5,7 +5,6 @@ A process that hunts switches one on and ends: nothing is ever put back.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from shoal import _core
 from shoal.checkpoint import keep, manifest, place, shards
-from shoal.fleet import coordinator_server, grants, losses, outcome, placer, sqlite_journal
+from shoal.fleet import coordinator_server, grants, losses, outcome, sqlite_journal
 from shoal.fleet.decisions import ClientGranted
 from shoal.store import messages
 
@@ -150,19 +149,7 @@ def evicted_unfenced() -> None:
     grants.Grants.next = the_same  # type: ignore[method-assign]
 
 
-def fills_unnumbered() -> None:
-    """Orders of all lives of a coordinator have the same numbers: a report of one is taken for another's."""
-
-    def renumbered(self: placer.Placer, *arguments: Any) -> placer.Fill | None:
-        self.number &= (1 << 32) - 1
-        made = fill(self, *arguments)
-        return made and dataclasses.replace(made, number=made.shard << 8 | made.target)
-
-    fill = placer.Placer._fill
-    placer.Placer._fill = renumbered  # type: ignore[method-assign]
-
-
-COORDINATOR_MUTANTS = (answered_first, evicted_unfenced, fills_unnumbered)
+COORDINATOR_MUTANTS = (answered_first, evicted_unfenced)
 LOSS_MUTANTS = (records_beyond_cut, last_takeover_only)
 CHECKPOINT_MUTANTS = (
     manifest_first,

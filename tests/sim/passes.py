@@ -28,6 +28,7 @@ LEDGER_OPEN, LEASE, PASS_END, LEAVE, REPORT, RESUME = 4, 5, 6, 7, 8, 9  # of sto
 STATIC, OVERDUE, AWAY = 2, 1, 1
 UNAVAILABLE = 6  # of base/status.h
 PASSES = 3
+FOR_GOOD_MS = 300  # whoever would sleep for so long when it is evicted dies
 
 Unit = tuple[int, int]  # epoch, unit
 Life = tuple[int, int]  # rank, incarnation
@@ -121,8 +122,14 @@ class PassClient(RoundClient):
     world: PassWorld
 
     incarnation_max = 0  # of those that evicted it
+    gone = False  # it never comes back
+
+    def idle(self) -> bool:
+        return self.gone or super().idle()
 
     def start(self) -> None:
+        if self.gone:
+            return
         self.incarnation = max(self.incarnation, self.incarnation_max)
         self._units: deque[int] = deque()
         self._unit: Unit | None = None
@@ -279,6 +286,11 @@ class PassWorld(RoundWorld):
         if not client.down:
             self.work.disturbed = True
             client.paused_until = max(client.paused_until, self.clock.now + action.detail[0])
+            others: list[Any] = [other for other in self._clients if other is not client]
+            joined = client._verb != OPEN  # whoever has not is waited for
+            if joined and action.detail[0] == FOR_GOOD_MS and not all(other.gone for other in others):
+                client.gone = True
+                client.crash(0.0)
             client.evict()
 
 
