@@ -222,9 +222,11 @@ Status SyncShard::ledger_open(const SyncRequest& request, SyncReply& reply) {
 
 void SyncShard::pass_end(const SyncRequest& request) {
   Member& member = members_[request.rank];
-  // What it holds and knows nothing of: the answer to its lease was lost.
-  if (!is_over(request.epoch)) pass(request.epoch).ledger.give_back_all(request.rank);
   member.epoch = request.epoch;
+  // Asked again: it goes on at once, and the next round must not close as if it were at an end.
+  if (is_over(request.epoch)) return;
+  // What it holds and knows nothing of: the answer to its lease was lost.
+  pass(request.epoch).ledger.give_back_all(request.rank);
   enter(member, Phase::at_end);
 }
 
@@ -256,7 +258,7 @@ void SyncShard::depart(uint32_t rank, Phase phase) {
   rest.rank = rank;
   rest.weight = kDropped;
   if (config_.take != Take::each) forgotten_.push_back(rest);
-  give_back(rank);
+  if (!SHOAL_MUTANT(units_of_the_dead)) give_back(rank);
   enter(member, phase);
 }
 

@@ -1,5 +1,7 @@
 #include "store/work_ledger.h"
 
+#include "base/mutants.h"
+
 namespace shoal {
 
 std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want, bool overdue) {
@@ -18,6 +20,7 @@ std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want, b
   while (want > 0 && !returned_.empty()) take(returned_.extract(returned_.begin()).value());
   for (; want > 0 && stride_ == 0 && fresh_ < units_.size(); ++fresh_)
     if (!units_[fresh_].done) take(fresh_);
+  if (SHOAL_MUTANT(leased_twice) && stride_ == 0 && fresh_ > 0) --fresh_;
   if (!overdue || !ranges.empty()) return ranges;
   for (uint64_t unit = 0; want > 0 && unit < units_.size(); ++unit) {
     Unit& u = units_[unit];

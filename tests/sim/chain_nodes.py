@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,7 +135,7 @@ class ChainServer(SimulatedServer):
             code = making.step()
             if code != UNAVAILABLE:
                 self._fills.remove((fill, making))
-                self._chains.coordinator.hear(fill, code)
+                self._filled(fill, code)
         for number, reply in self.store.mail():
             self._chains.network.send(self._sessions[number], TO_CLIENT, reply)
         for peer in range(self._peers):
@@ -150,6 +150,9 @@ class ChainServer(SimulatedServer):
             elif peer in self._greeted and not self._lags(peer):
                 for frame in self._out_of_turn(peer, self.store.outgoing(peer)):
                     self._chains.network.send(link, TO_SERVER, frame)
+
+    def _filled(self, fill: Fill, code: int) -> None:
+        self._chains.coordinator.hear(fill, code)
 
     def _lags(self, peer: int) -> bool:
         """Where copies may come later, some come much later."""
@@ -204,8 +207,11 @@ class ChainClient(SimulatedClient):
         if self.down or news.version <= self.version:
             return
         self.version, self.news = news.version, news
-        self._machine.set_placement(news.placement)
-        while len(self._links) < news.servers:
+        self._place(news.placement, news.servers)
+
+    def _place(self, placement: _core.Placement, servers: int) -> None:
+        self._machine.set_placement(placement)
+        while len(self._links) < servers:
             self._links.append(None)
             self._greeted.append(False)
             self._heard.append(True)
@@ -221,19 +227,26 @@ class ChainClient(SimulatedClient):
             return
         losses = self._chains.coordinator.losses
         self.heard, takeovers = losses.news(WatchPlacement(after=0, wait_s=0, heard=self.heard))
+        if lost := self._count_lost(takeovers):
+            losses.hear(WatchPlacement(after=0, wait_s=0, lost=lost))
+
+    def _count_lost(self, takeovers: Iterable[Takeover]) -> tuple[Lost, ...]:
+        found = []
         for new in takeovers:
             last, pushes = self._machine.taken_over(new.shard, new.term, new.version, new.entry)
             self.lost[new.shard] += pushes
             if last > new.version or pushes:
-                lost = Lost(
-                    client=self._who,
-                    shard=new.shard,
-                    term=new.term,
-                    version=new.version,
-                    last=last,
-                    pushes=pushes,
+                found.append(
+                    Lost(
+                        client=self._who,
+                        shard=new.shard,
+                        term=new.term,
+                        version=new.version,
+                        last=last,
+                        pushes=pushes,
+                    )
                 )
-                losses.hear(WatchPlacement(after=0, wait_s=0, lost=(lost,)))
+        return tuple(found)
 
     def link(self, server: int) -> Connection | None:
         return None if server >= len(self._links) else super().link(server)

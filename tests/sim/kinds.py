@@ -15,9 +15,11 @@ from .chain_rounds import (
 )
 from .chains import make_chain_plan, run_chain_plan
 from .checkpoints import make_disk_plan, run_disk_plan
+from .coordinated import make_coordinator_plan, run_coordinator_plan
 from .journals import make_journal_plan, run_journal_plan
 from .ledger import Violation
 from .losses import make_reload_plan, make_weak_plan, run_reload_plan, run_weak_plan
+from .passes import make_pass_plan, run_pass_plan
 from .plan import Action, make_plan
 from .rounds import RoundPlan, make_round_plan, run_round_plan
 from .simulator import run_plan
@@ -34,6 +36,7 @@ class Kind(NamedTuple):
 KINDS = {
     "pushes": Kind(make_plan, run_plan, 1500),
     "rounds": Kind(make_round_plan, run_round_plan, 1000),
+    "passes": Kind(make_pass_plan, run_pass_plan, 1000),
     **{f"ssp:{bound}": Kind(make_bounded_plan(bound), run_bounded_plan, 150) for bound in (0, 1, 3)},
     "chains": Kind(make_chain_plan, run_chain_plan, 400),
     "chain-rounds": Kind(make_chain_round_plan, run_chain_round_plan, 250),
@@ -41,6 +44,7 @@ KINDS = {
     "weak": Kind(make_weak_plan, run_weak_plan, 200),
     "reload": Kind(make_reload_plan, run_reload_plan, 200),
     "checkpoints": Kind(make_disk_plan, run_disk_plan, 250),
+    "coordinator": Kind(make_coordinator_plan, run_coordinator_plan, 400),
     "journal": Kind(make_journal_plan, run_journal_plan, 150),
 }
 

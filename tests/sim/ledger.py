@@ -38,6 +38,7 @@ class Push:
     table: int
     column: int
     weights: Rows  # by key: how often it stands in the push
+    seq: int  # of its life
     acked: bool = False
 
 

@@ -12,7 +12,9 @@ import numpy as np
 
 from shoal import _core
 from shoal.checkpoint import keep, manifest, place, shards
-from shoal.fleet import losses, sqlite_journal
+from shoal.fleet import coordinator_server, grants, losses, outcome, sqlite_journal
+from shoal.fleet.decisions import ClientGranted
+from shoal.store import messages
 
 HEAD_BYTES = 64  # of a shard's image, before the records
 
@@ -118,6 +120,36 @@ def batch_in_pieces() -> None:
     sqlite_journal.SqliteJournal.append = piecemeal  # type: ignore[method-assign]
 
 
+def answered_first() -> None:
+    """A coordinator answers, and then makes what it has said durable."""
+    carry_out = coordinator_server.CoordinatorServer._carry_out
+
+    def hurried(self: coordinator_server.CoordinatorServer, made: outcome.Outcome) -> None:
+        for peer, reply in made.replies:
+            if peer in self._writers and isinstance(reply, messages.Reply):
+                self._writers[peer].write(messages.encode(reply))
+        orders = [(peer, reply) for peer, reply in made.replies if not isinstance(reply, messages.Reply)]
+        carry_out(self, outcome.Outcome(made.decisions, orders, made.evictions))
+
+    coordinator_server.CoordinatorServer._carry_out = hurried  # type: ignore[method-assign]
+
+
+def evicted_unfenced() -> None:
+    """A worker is evicted under its own life: servers go on to take what it sends."""
+    next_life = grants.Grants.next
+
+    def the_same(
+        self: grants.Grants, name: Any, state: Any = "here", instead_of: Any = None
+    ) -> ClientGranted:
+        known = None if name is None else self._clients.get(name)
+        if state == "here" or known is None:
+            return next_life(self, name, state, instead_of)
+        return ClientGranted(name=name, client_id=known.client_id, incarnation=known.incarnation, state=state)
+
+    grants.Grants.next = the_same  # type: ignore[method-assign]
+
+
+COORDINATOR_MUTANTS = (answered_first, evicted_unfenced)
 LOSS_MUTANTS = (records_beyond_cut, last_takeover_only)
 CHECKPOINT_MUTANTS = (
     manifest_first,
@@ -129,7 +161,8 @@ CHECKPOINT_MUTANTS = (
     heads_not_loaded,
 )
 PYTHON_MUTANTS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (*CHECKPOINT_MUTANTS, *LOSS_MUTANTS, batch_in_pieces)
+    each.__name__: each
+    for each in (*CHECKPOINT_MUTANTS, *LOSS_MUTANTS, *COORDINATOR_MUTANTS, batch_in_pieces)
 }
 
 

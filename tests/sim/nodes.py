@@ -69,11 +69,16 @@ class SimulatedServer:
             self._welcomed(connection)
         for reply in replies:
             self._world.network.send(connection, TO_CLIENT, reply)
-        for number, reply in self.store.mail():
-            self._world.network.send(self._sessions[number], TO_CLIENT, reply)
+        self.deliver_mail()
         if not still_open:
             connection.refused = True
             self._world.closed_by_server(connection)
+
+    def deliver_mail(self) -> None:
+        """Answers that waited, and are ready."""
+        for number, reply in self.store.mail():
+            if number in self._sessions:
+                self._world.network.send(self._sessions[number], TO_CLIENT, reply)
 
     def _welcomed(self, connection: Connection) -> None:
         before = self._newest.get(connection.who, 1)
@@ -97,11 +102,14 @@ class SimulatedClient:
         self.start()
 
     def start(self) -> None:
-        world = self._world
         self.incarnation += 1
+        self._begin_life(self._who + 1)
+
+    def _begin_life(self, client_id: int) -> None:
+        world = self._world
         self.down = False
         self._machine = _core.protocol.Client(
-            self._who + 1, self.incarnation, world.plan.servers, world.placement
+            client_id, self.incarnation, world.plan.servers, world.placement
         )
         for spec in world.specs:
             self._machine.declare(spec)
@@ -152,9 +160,7 @@ class SimulatedClient:
             self._settle(seq)
             self._pump()
         elif kind == REFUSE and code == FENCED:
-            raise Violation(
-                f"client {self._who}: incarnation {self.incarnation} is fenced, and it is the newest"
-            )
+            self._fenced()
         elif current and kind == CHALLENGE and not self._greeted[server]:
             self._send(connection, self._machine.proof(TOKEN, frame))
         elif current and kind == WELCOME and not self._greeted[server]:
@@ -162,6 +168,9 @@ class SimulatedClient:
             self._flush(server)
         elif current and kind == REFUSE:
             self.on_loss(connection)
+
+    def _fenced(self) -> None:
+        raise Violation(f"client {self._who}: incarnation {self.incarnation} is fenced, and it is the newest")
 
     def on_loss(self, connection: Connection) -> None:
         """The connection is known to be gone."""
@@ -229,7 +238,7 @@ class SimulatedClient:
             return False
         self._seq += 1
         weights = np.bincount(keys, minlength=len(KEYS)).astype(np.float32)
-        push = Push(self._who, self.incarnation, table, column, weights)
+        push = Push(self._who, self.incarnation, table, column, weights, self._seq)
         self._pushes[self._seq] = (operation, push)
         self._world.ledger.begin_push(push)
         return True

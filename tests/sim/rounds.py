@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -133,12 +134,20 @@ class RoundClient(SimulatedClient):
         return list(range(self.world.plan.servers))
 
     def _ask(self, verb: int, weight: float = 0.0) -> None:
+        self._question(verb, self._step, weight)
+
+    def _question(
+        self, verb: int, step: int = 0, weight: float = 0.0, epoch: int = 0, count: int = 0,
+        units: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
         shape = self.world.shape
         self._asked += 1
         body = ASK.pack(
-            verb, self._who, self._step, 0, 0, self._asked, self.applied, self.world.plan.clients, shape.take,
-            shape.quorum, shape.count, shape.slack, weight, float("nan"), 0.0, 0,
-        ) + struct.pack("<Q", 0)  # fmt: skip
+            verb, self._who, step, epoch, count, self._asked, self.applied, self.world.plan.clients,
+            shape.take, shape.quorum, shape.count, shape.slack, weight, float("nan"), 0.0, 0,
+        )  # fmt: skip
+        named = b"".join(struct.pack("<QQ", *unit) for unit in units)
+        body += struct.pack("<Q", len(units)) + named
         self._open = [self._machine.ask(SYNC, [self.sync_server()], body)]
 
     def _settle(self, seq: int) -> None:
@@ -155,8 +164,12 @@ class RoundClient(SimulatedClient):
         raise Violation("a server refuses, and none has moved")
 
     def _opened(self, done: list[int]) -> None:
-        answer = self._machine.answer(done[0])
-        step, self._closed, _dropped, _again, numbers, commits = REPLY_HEAD.unpack_from(answer)
+        self._step = self._take_answer(self._machine.answer(done[0]))[0]
+        self._carry()
+
+    def _take_answer(self, answer: bytes) -> tuple[int, bool, bool, tuple[int, ...]]:
+        """The step, whether it was dropped, whether to ask again, numbers; its commits are to be carried."""
+        step, self._closed, dropped, again, numbers, commits = REPLY_HEAD.unpack_from(answer)
         at = REPLY_HEAD.size + 8 * numbers
         self._carrying = []
         for _ in range(commits):
@@ -165,8 +178,7 @@ class RoundClient(SimulatedClient):
             self.world.judged.hear(seq, answer[at : at + size])
             self._carrying.append(answer[at : at + size])
             at += size
-        self._step = step
-        self._carry()
+        return step, bool(dropped), bool(again), struct.unpack_from(f"<{numbers}Q", answer, REPLY_HEAD.size)
 
     def _carry(self) -> None:
         if self._carrying:

@@ -111,7 +111,7 @@ class World:
 
     def _deliver(self, connection: Connection, direction: int, frame: bytes) -> None:
         node: SimulatedServer | SimulatedClient = (
-            self._servers[connection.server] if direction == TO_SERVER else self._clients[connection.who]
+            self._servers[connection.server] if direction == TO_SERVER else self._node(connection)
         )
         if self.clock.now < node.paused_until:
             self.clock.at(node.paused_until, lambda: self._deliver(connection, direction, frame))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from .kinds import KINDS
-from .mutants import CHECKPOINT_MUTANTS, LOSS_MUTANTS, PYTHON_MUTANTS
+from .mutants import CHECKPOINT_MUTANTS, COORDINATOR_MUTANTS, LOSS_MUTANTS, PYTHON_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CALM_SEEDS = 60  # of this build; of the one that ships test_simulator.py runs them all
@@ -48,6 +48,8 @@ MUTANTS = {
     "chain-rounds": ["commit_alone", "image_of_old_term"],
     "weak": ["loss_off_by_one", "weak_to_servers"],
     "reload": ["takeover_forgets", "late_ack", *(mutant.__name__ for mutant in LOSS_MUTANTS)],
+    "passes": ["leased_twice", "units_of_the_dead"],
+    "coordinator": [mutant.__name__ for mutant in COORDINATOR_MUTANTS],
     "journal": ["batch_in_pieces"],
     "checkpoints": [mutant.__name__ for mutant in CHECKPOINT_MUTANTS],
 }

@@ -94,6 +94,18 @@ def test_something_is_lost_where_it_may_be(runs: Runs) -> None:
     assert sum(servers for servers, _ in runs("reload")) > 100
 
 
+def test_coordinators_servers_and_workers_are_lost(runs: Runs) -> None:
+    deaths, kills, evicted = map(sum, zip(*runs("coordinator"), strict=True))
+    assert min(deaths, kills) > 100
+    assert evicted > 20
+
+
+def test_units_are_trained_again_where_somebody_died(runs: Runs) -> None:
+    trained, again = map(sum, zip(*runs("passes"), strict=True))
+    assert trained > 10 * len(runs("passes"))
+    assert again > 20
+
+
 def test_journals_are_torn_and_refuse(runs: Runs) -> None:
     assert min(sum(each) for each in zip(*runs("journal"), strict=True)) > 100
 

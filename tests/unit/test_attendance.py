@@ -105,9 +105,19 @@ def test_who_was_evicted_may_come_back_unless_another_has_its_place() -> None:
     assert world.evicts(LEASE_S) == [("worker-1", 2)]
     back = world.joins("worker-1", 3.0, instead_of=1)
     assert (back.client_id, back.incarnation) == (grant.client_id, 3)
-    refused = world.joins("worker-1", 3.0, instead_of=1)  # of that process another has taken over
+    world.joins("worker-1", 3.0)
+    refused = world.joins("worker-1", 3.0, instead_of=3)
     assert isinstance(refused, m.Failure)
-    assert "another process has its place (incarnation 3; this was 1)" in refused.message
+    assert "another process has its place (incarnation 4; this was 3)" in refused.message
+
+
+def test_who_comes_back_and_does_not_hear_of_it_may_ask_again() -> None:
+    world = World()
+    worker(world)
+    assert world.evicts(LEASE_S) == [("worker-1", 2)]
+    world.joins("worker-1", 3.0, instead_of=1)  # answered by nobody: the coordinator died
+    again = World(tuple(world.journal), now=50.0)
+    assert again.joins("worker-1", 50.0, instead_of=1).incarnation == 4
 
 
 def test_nobody_is_evicted_while_a_shard_has_no_server() -> None:

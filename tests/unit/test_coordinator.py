@@ -395,6 +395,11 @@ def test_a_server_that_was_to_leave_still_is_after_a_restart() -> None:
     assert numbers[0]
     assert numbers[1]
     assert not numbers[0] & numbers[1]  # orders of an earlier life are not taken for those of this one
+    before = second._placer.placed
+    old = next(iter(first._placer.fills.values()))
+    late = m.Filled(number=old.number, shard=old.shard, term=old.term, target=old.target)
+    assert second.handle(8, late, 0).decisions == []  # its source has begun that fill anew
+    assert second._placer.placed == before
 
 
 def orders(outcome: Outcome) -> dict[int, m.PartOrder]:

@@ -134,7 +134,9 @@ class ChainDuty:
         except _core.CoreError as failure:
             error = str(failure)
             _log.warning("filling server %d with shard %d: %s", order.target, order.shard, error)
-        done = Filled(shard=order.shard, term=order.term, target=order.target, error=error)
+        done = Filled(
+            number=order.number, shard=order.shard, term=order.term, target=order.target, error=error
+        )
         try:
             self._reports.ask(done, Done, _ASK_S)
         except ShoalError as failure:  # planned again by a coordinator that comes back

@@ -256,11 +256,11 @@ class Coordinator:
     @_handle.register
     def _filled(self, request: m.Filled, peer: int, now: float, outcome: Outcome) -> None:
         fill = self._placer.fills.get(request.shard)
-        current = fill is not None and (fill.term, fill.target) == (request.term, request.target)
-        if request.error:
-            if current:
-                del self._placer.fills[request.shard]  # planned anew, with whoever is there then
-        elif placed := self._placer.filled(request.shard, request.term, request.target):
+        # An order of an earlier life may have been the same; its source has begun anew since, by that of now.
+        current = fill is not None and fill.number == request.number
+        if current and request.error:
+            del self._placer.fills[request.shard]  # planned anew, with whoever is there then
+        elif current and (placed := self._placer.filled(request.shard, request.term, request.target)):
             self._decide(outcome, placed)
         outcome.replies.append((peer, m.Done()))
         self._changed(outcome)
@@ -296,10 +296,9 @@ class Coordinator:
     def _join(self, request: m.JoinCluster, peer: int, now: float, outcome: Outcome) -> None:
         name = request.name
         self._grants.check(name)
-        if request.instead_of is not None:
-            self._grants.check_place(name, request.instead_of)
+        self._grants.check_place(name, request.instead_of)
         if self._placer.placed is not None:
-            outcome.replies.append((peer, self._grant(name, now, outcome)))
+            outcome.replies.append((peer, self._grant(name, now, outcome, "here", request.instead_of)))
             return
         until = now + max(0.0, request.wait_s)
         self._waiting.append(Waiting(peer=peer, name=name, since=now, until=until))
@@ -490,9 +489,10 @@ class Coordinator:
             outcome.replies.append((one.peer, self._news(one.request)))
 
     def _grant(
-        self, name: str | None, now: float, outcome: Outcome, state: Literal["here", "evicting"] = "here"
-    ) -> m.ClientGrant:
-        granted = self._grants.next(name, state)
+        self, name: str | None, now: float, outcome: Outcome,
+        state: Literal["here", "evicting"] = "here", instead_of: int | None = None,
+    ) -> m.ClientGrant:  # fmt: skip
+        granted = self._grants.next(name, state, instead_of)
         self._decide(outcome, granted)
         self._attendance.granted(granted, now + JOIN_S)
         placed = self._roster.placement(self._placement())

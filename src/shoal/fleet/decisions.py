@@ -122,13 +122,15 @@ class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
 class ClientGranted(_Decision, frozen=True, kw_only=True, tag="client"):
     """A client has this id and incarnation. Of those without a name only the highest id matters.
 
-    Of a worker: it is evicted under this life, or has left, and nobody has its place.
+    Of a worker: it is evicted under this life, or has left, and nobody has its place. `instead_of`: what it was
+    itself before it was evicted.
     """
 
     name: str | None
     client_id: int
     incarnation: int
     state: Literal["here", "evicting", "left"] = "here"
+    instead_of: int | None = None
 
     @property
     def key(self) -> str:

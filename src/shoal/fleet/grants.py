@@ -31,22 +31,34 @@ class Grants:
         if name not in self._clients and len(self._clients) >= CLIENT_NAMES_MAX:
             raise Refused(f"there are {CLIENT_NAMES_MAX} named clients already; join without a name")
 
-    def check_place(self, name: str | None, incarnation: int) -> None:
-        """Raise if another client has taken the place of that incarnation."""
-        newest = None if name is None else self._clients.get(name)
-        if newest is not None and newest.incarnation > incarnation and newest.state == "here":
+    def check_place(self, name: str | None, incarnation: int | None) -> None:
+        """Raise if another client has taken the place of that incarnation. One that got it itself, and did
+        not hear of it, asks again."""
+        newest = None if name is None or incarnation is None else self._clients.get(name)
+        if newest is None or incarnation is None or newest.instead_of == incarnation:
+            return
+        if newest.incarnation > incarnation and newest.state == "here":
             raise Fenced(
                 f"client {name!r} was evicted, and another process has its place (incarnation "
                 f"{newest.incarnation}; this was {incarnation}). End this one: the other does its work"
             )
 
-    def next(self, name: str | None, state: Literal["here", "evicting"] = "here") -> ClientGranted:
+    def next(
+        self,
+        name: str | None,
+        state: Literal["here", "evicting"] = "here",
+        instead_of: int | None = None,
+    ) -> ClientGranted:
         """What a client of that name, or of none, would get."""
         known = None if name is None else self._clients.get(name)
         if known is None:
             return ClientGranted(name=name, client_id=self._id_max + 1, incarnation=1)
         return ClientGranted(
-            name=name, client_id=known.client_id, incarnation=known.incarnation + 1, state=state
+            name=name,
+            client_id=known.client_id,
+            incarnation=known.incarnation + 1,
+            state=state,
+            instead_of=instead_of,
         )
 
     def apply(self, granted: ClientGranted) -> None:

@@ -195,8 +195,9 @@ class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
 
 
 class Filled(_Message, frozen=True, kw_only=True, tag="filled"):
-    """A server has filled another, as it was told to; `error` says why it has not."""
+    """A server has filled another, as the order of that `number` told it; `error` says why it has not."""
 
+    number: int
     shard: int
     term: int
     target: int
