@@ -122,8 +122,8 @@ class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
 class ClientGranted(_Decision, frozen=True, kw_only=True, tag="client"):
     """A client has this id and incarnation. Of those without a name only the highest id matters.
 
-    Of a worker: it is evicted under this life, or has left, and nobody has its place. `instead_of`: what it was
-    itself before it was evicted.
+    Of a worker: it is evicted under this life, or has left, and nobody has its place. `instead_of`: what it
+    was itself before it was evicted.
     """
 
     name: str | None
