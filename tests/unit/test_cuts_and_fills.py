@@ -59,7 +59,7 @@ class World:
     def end_fills(self, now: float) -> int:
         fills = list(self.coordinator._placer.fills.values())
         for fill in fills:
-            done = m.Filled(shard=fill.shard, term=fill.term, target=fill.target)
+            done = m.Filled(number=fill.number, shard=fill.shard, term=fill.term, target=fill.target)
             self.take(self.coordinator.handle(100 + fill.source, done, now))
         return len(fills)
 
@@ -141,7 +141,9 @@ def test_copies_that_cannot_be_made_hold_no_save_up_for_longer_than_a_minute() -
     for now in range(2, 65):
         assert now > COPIES_S or world.orders == []
         for fill in list(world.coordinator._placer.fills.values()):
-            failed = m.Filled(shard=fill.shard, term=fill.term, target=fill.target, error="disk full")
+            failed = m.Filled(
+                number=fill.number, shard=fill.shard, term=fill.term, target=fill.target, error="disk full"
+            )
             world.take(world.coordinator.handle(100 + fill.source, failed, now))
         world.look(float(now))
     assert {order.do for order in world.orders} == {"save"}

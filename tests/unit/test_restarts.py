@@ -49,7 +49,7 @@ class World:
 
     def end_fill(self) -> None:
         fill = next(iter(self.coordinator._placer.fills.values()))
-        self.ask(9, m.Filled(shard=fill.shard, term=fill.term, target=fill.target))
+        self.ask(9, m.Filled(number=fill.number, shard=fill.shard, term=fill.term, target=fill.target))
 
     def lost(self) -> tuple[m.Lost, ...]:
         return self.ask(9, m.GetStatus())[0].lost

@@ -114,7 +114,7 @@ class Saver:
             if self._process.poll() is not None:
                 self.end()
                 self._process = self._start()
-            assert self._process.stdin is not None
+            assert self._process.stdin is not None  # of `_start`, both
             assert self._process.stdout is not None
             with suppress(OSError), self._process.stdin as stdin:
                 stdin.write(b"last\n")
@@ -124,8 +124,9 @@ class Saver:
             if self._process.poll() is None:
                 self.end()
                 return "it was not waited for" if ready else f"it was not done within {_LAST_S:g} s"
+            said = self._process.stdout.read().splitlines()
+            self.end()
             if self._process.returncode == 0:
-                said = self._process.stdout.read().splitlines()
                 self._hear(said[-1] if said else b"failed it said nothing")
                 return self.record.problem
         return self._how_it_ended()

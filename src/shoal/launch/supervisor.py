@@ -472,10 +472,11 @@ class _Job:
     def _finish(self) -> int:
         trained = self._verdict.ending is None
         if self._saver is not None:
-            if trained and (why := self._saver.end_with_a_last([self._signals.receiver.fileno()])):
-                self._verdict.not_saved(why)
+            why = self._saver.end_with_a_last([self._signals.receiver.fileno()]) if trained else None
             self._saver.end()
             self._signalled()
+            if why and self._verdict.ending is None:
+                self._verdict.not_saved(why)
         self._screen.close()
         self._cluster.close()
         for path in (self._cluster.token_file, self._cluster.directory / "journal.db"):
