@@ -189,7 +189,7 @@ class Worker:
         self.lives.void = False
 
     def mean(self, value: float, weight: float = 1.0) -> float:
-        """The mean of `value` over all workers, weighted. Every worker must call it; no weight at all: NaN."""
+        """The mean of `value` over all workers, weighted (NaN if by nothing). Every worker must call it."""
         if not 0 <= weight < math.inf:
             raise BadInput(f"worker.mean: weight is {weight!r}; it must be a finite number, at least 0")
         if self.world_size == 1:
