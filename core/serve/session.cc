@@ -16,14 +16,14 @@ constexpr size_t kSegmentBytesMax = size_t{1} << 36;
 }  // namespace
 
 std::shared_ptr<ServerState::Gate> ServerState::gate(uint64_t client) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gates_mutex_);
   std::shared_ptr<Gate>& gate = gates_[client];
   if (gate == nullptr) gate = std::make_shared<Gate>();
   return gate;
 }
 
 void ServerState::leave(uint64_t client, std::shared_ptr<Gate>& gate) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gates_mutex_);
   gate = nullptr;
   const auto it = gates_.find(client);
   if (it->second.use_count() == 1) gates_.erase(it);  // the shards remember which incarnations are fenced

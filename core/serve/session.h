@@ -99,8 +99,9 @@ class ServerState {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<uint64_t, std::shared_ptr<Gate>> gates_;  // of open sessions; guarded by mutex_
-  std::vector<uint32_t> terms_;                                // of `place`, by shard; guarded by mutex_
+  std::vector<uint32_t> terms_;  // of `place`, by shard; guarded by mutex_
+  std::mutex gates_mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<Gate>> gates_;  // of open sessions; guarded by gates_mutex_
   std::atomic<uint64_t> sessions_{0};
 };
 
@@ -161,8 +162,8 @@ class Session {
   // Answers when the servers behind have it; at once where there are none.
   void answer_when_held(const Header& request, std::vector<Part> marks, std::vector<Part> parts,
                         const Status& status);
-  // Sends what is new of a push to the servers behind, with `header`.
   std::vector<Part> send_on(std::span<const std::byte> commit, std::span<const Ack> acks);
+  // Sends what is new of a push to the servers behind, with `header`.
   void send_on(const Header& header, std::span<const Part> parts, std::span<const PushPart> pushes,
                const Groups& groups, std::span<const Ack> acks);
   Outcome replicate(const FrameView& frame, ReplySink& sink);

@@ -144,7 +144,8 @@ class JobCluster:
 
     def _standing_still(self, now: float) -> list[ServerHandle]:
         """Servers that were stopped by a signal a while ago."""
-        stopped = [server for server in self._cluster.servers if process_stat(server.pid)[:1] == [b"T"]]
+        alive = [server for server in self._cluster.servers if server.alive]  # or its pid may be another's
+        stopped = [server for server in alive if process_stat(server.pid)[:1] == [b"T"]]
         self._still_since = {server: self._still_since.get(server, now) for server in stopped}
         return [server for server, since in self._still_since.items() if now >= since + _STILL_S]
 

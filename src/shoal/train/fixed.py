@@ -101,13 +101,17 @@ def _is_plain(value: torch.Tensor) -> bool:
 
 
 def _bytes(value: torch.Tensor) -> FlatFloats:
-    """Whatever it is (whole numbers, masks of -inf) as bytes, one in each float."""
-    return flat(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
+    """Whatever it is (whole numbers, masks of -inf) as bytes, one or two in each float."""
+    return flat(value.detach().cpu().contiguous().reshape(-1).view(_unit(value)))
+
+
+def _unit(value: torch.Tensor) -> torch.dtype:
+    return torch.int16 if value.element_size() % 2 == 0 else torch.uint8
 
 
 def _write(packed: FlatFloats, value: torch.Tensor, *, as_bytes: bool) -> None:
     found = torch.from_numpy(packed)
     if as_bytes:
-        found = found.to(torch.uint8).view(value.dtype)
+        found = found.to(_unit(value)).view(value.dtype)
     with torch.no_grad():
         value.copy_(found.view(value.shape))
