@@ -208,6 +208,7 @@ def test_who_comes_while_it_is_away_waits_for_it_until_the_deadline() -> None:
             client.table("t", dim=1, optimizer=SGD)
 
 
+@pytest.mark.soak
 def test_a_server_that_dies_while_the_coordinator_stands_still_is_replaced(
     jobs: Jobs, tmp_path: Path
 ) -> None:

@@ -236,6 +236,7 @@ def test_a_job_goes_on_with_another_leader(etcd: EtcdMembers, tmp_path: Path, wo
         assert sum(found["rows"]) == pytest.approx(found["rounds"])  # thirds, since the scaling
 
 
+@pytest.mark.soak
 def test_a_server_of_a_job_dies_while_nobody_leads(etcd: EtcdMembers, tmp_path: Path) -> None:
     jobs = Jobs(tmp_path / "state")
     sizes = ["--servers", "2", "--replicas", "1", "--coordinators", "3", "--etcd", etcd.urls]

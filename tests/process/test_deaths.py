@@ -159,6 +159,7 @@ def test_one_that_is_killed_and_one_that_stands_still_are_replaced(jobs: Jobs, t
     assert [worker["restarts"] for worker in jobs.record()["workers"]] == [1, 1]
 
 
+@pytest.mark.soak
 def test_one_that_stands_still_and_may_not_be_replaced_does_not_hang_the_job(jobs: Jobs) -> None:
     options = ["--workers", "2", "--max-restarts", "0", "--sync", "asp"]
     with jobs.started(*options, COUNTING, "400", "2", "0.02") as process:
@@ -176,6 +177,7 @@ def test_one_that_stands_still_and_may_not_be_replaced_does_not_hang_the_job(job
     ]
 
 
+@pytest.mark.soak
 def test_a_server_that_stands_still_is_replaced_before_it_wakes(jobs: Jobs, tmp_path: Path) -> None:
     options = ["--servers", "2", "--replicas", "1"]
     with jobs.started(*options, DYING, str(tmp_path), "epochs", "hold:1") as process:

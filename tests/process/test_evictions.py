@@ -85,6 +85,7 @@ def evicted(rounds: Rounds, *ranks: int) -> bool:
     return all(phases[rank] == "away" for rank in ranks)
 
 
+@pytest.mark.soak
 def test_one_is_killed_and_one_stands_still_and_goes_on_when_it_wakes(tmp_path: Path) -> None:
     with by_hand(tmp_path, "bsp", 3) as (crew, rounds):
         stop(crew.processes[1].pid)

@@ -79,7 +79,7 @@ def all_lives(cluster: shoal.LocalCluster, name: str, lane: str, seed: int) -> T
 
 
 @pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_clients_leave_whole_pushes_or_none(cluster: shoal.LocalCluster, lane: str, seed: int) -> None:
     names = [f"killed-{lane}-{seed}-{number}" for number in range(CLIENTS)]
     shards = len(join(cluster, "reader").placement.terms)

@@ -64,7 +64,8 @@ def check_ctr(text: str) -> None:
 CHECKS = {"digits": check_digits, "movielens": check_movielens, "ctr": check_ctr}
 
 
-@pytest.mark.parametrize("name", NAMES)
+# On two workers all of them are trained below.
+@pytest.mark.parametrize("name", ["ctr", *(pytest.param(name, marks=pytest.mark.soak) for name in NAMES[:2])])
 def test_it_trains_alone_as_plain_torch_does(name: str, tmp_path: Path) -> None:
     scripts = [[str(EXAMPLES / name / script), *SMALL[name]] for script in ("plain.py", "with_shoal.py")]
     for text in run(*scripts, cwd=tmp_path):

@@ -63,6 +63,7 @@ def test_one_that_is_killed_is_started_again_and_saves(jobs: Jobs, tmp_path: Pat
         assert jobs.shoal("stop", "job").returncode == 0
 
 
+@pytest.mark.soak
 def test_one_that_is_dead_at_the_end_does_not_cost_the_last_checkpoint(jobs: Jobs, tmp_path: Path) -> None:
     url = tmp_path / "checkpoints"
     enough = tmp_path / "enough"
@@ -79,6 +80,7 @@ def test_one_that_is_dead_at_the_end_does_not_cost_the_last_checkpoint(jobs: Job
     assert len(whole(url)) == 1
 
 
+@pytest.mark.soak
 def test_a_save_that_fails_is_said_and_so_is_that_the_last_one_failed(jobs: Jobs, tmp_path: Path) -> None:
     url, aside = tmp_path / "checkpoints", tmp_path / "aside"
     options = ["--sync", "asp", "--checkpoint", str(url), "--every", "0.3s"]

@@ -134,6 +134,7 @@ def job_that_loses(servers: Sequence[int], jobs: Jobs, out: Path, word: str) -> 
 
 
 # Of the words with rounds one job that sees both; what each alone leaves is counted in soaks.
+@pytest.mark.soak
 def test_a_job_outlives_its_servers(jobs: Jobs, tmp_path: Path) -> None:
     passes, rows = job_that_loses((1, 0), jobs, tmp_path, "bsp")
     assert rows.max() <= (passes + 1) / BATCH

@@ -42,7 +42,7 @@ def trains_on(out: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "first", "replicas"),
     [
-        ("bsp", 2, 1),
+        pytest.param("bsp", 2, 1, marks=pytest.mark.soak),
         pytest.param("bsp", 1, 0, marks=pytest.mark.soak),
         pytest.param("asp", 1, 0, marks=pytest.mark.soak),
         pytest.param("asp", 2, 1, marks=pytest.mark.soak),

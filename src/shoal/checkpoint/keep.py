@@ -15,8 +15,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import select
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -107,20 +107,26 @@ class Keeper:
 
 
 def _run(url: str, every_s: float, left: str, needs: bool) -> None:
+    asked = threading.Event()
+    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
     with connect() as client:
         keeper = Keeper(client, url, Place(left), needs)
         while True:
-            ready, _, _ = select.select([sys.stdin], [], [], every_s)
-            if ready and not sys.stdin.readline():
-                return
+            last = asked.wait(every_s)
             try:
                 _tell(f"saved {keeper.save()}")
             except ShoalError as error:
                 # The next one may succeed; the one before is as it was.
                 _log.error("no checkpoint was made: %s", error)
                 _tell(f"failed {error}")
-            if ready:
+            if last:
                 return
+
+
+def _listen(asked: threading.Event) -> None:
+    for _ in sys.stdin:
+        asked.set()
+    os._exit(0)  # nobody is there any more; whatever is being saved, the one before is whole
 
 
 def _tell(text: str) -> None:

@@ -116,8 +116,9 @@ class Saver:
                 self._process = self._start()
             assert self._process.stdin is not None  # of `_start`, both
             assert self._process.stdout is not None
-            with suppress(OSError), self._process.stdin as stdin:
-                stdin.write(b"last\n")
+            with suppress(OSError):
+                self._process.stdin.write(b"last\n")
+                self._process.stdin.flush()
             ended = os.pidfd_open(self._process.pid)
             ready, _, _ = select.select([ended, *unless], [], [], _LAST_S)
             os.close(ended)
