@@ -16,9 +16,12 @@ CTEST := $(BIN)/ctest --output-on-failure
 PACKAGE := build/package
 CPP := CMakeLists.txt $(shell find core bindings tests/bindings -name '*.cc' -o -name '*.h' 2>/dev/null)
 PY := $(shell find src -name '*.py' -o -name '*.pyi' -o -name py.typed)
-# What the sanitizers watch from Python: everything that is not long by itself; they slow it several times.
-# Their reports go to the real standard error, which pytest must leave alone.
-SANITIZED ?= -m 'not slow and not soak and not gloo' --timeout 600 --capture=sys tests/unit tests/process
+# What the sanitizers watch from Python: the store and its servers. Whole jobs are mostly torch, which is not
+# instrumented. Their reports go to the real standard error, which pytest must leave alone.
+STORE_TESTS := bad_input checkpoint_s3 checkpoint_servers coordinators descriptors exactness exactness_processes \
+  full_disk joining local_cluster nn_cluster refusals replicas requests saves_and_moves sync_exactness weak
+SANITIZED ?= -m 'not slow and not soak and not gloo' --timeout 600 --capture=sys tests/unit \
+  $(STORE_TESTS:%=tests/process/test_%.py)
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 FUZZ_ARGS ?= --seconds 600
