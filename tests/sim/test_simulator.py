@@ -85,25 +85,25 @@ def test_somebody_is_as_far_ahead_as_the_bound_allows(bound: int, runs: Runs) ->
 
 
 def test_chains_lose_servers(runs: Runs) -> None:
-    assert sum(kills for _, kills in runs("chains")) > 200
+    assert sum(kills for _, kills in runs("chains")) > len(runs("chains")) / 2
 
 
 def test_something_is_lost_where_it_may_be(runs: Runs) -> None:
-    assert sum(runs("weak")) > 100
-    assert sum(pushes for _, pushes in runs("reload")) > 500
-    assert sum(servers for servers, _ in runs("reload")) > 100
+    assert sum(runs("weak")) > len(runs("weak")) / 2
+    assert sum(pushes for _, pushes in runs("reload")) > 2 * len(runs("reload"))
+    assert sum(servers for servers, _ in runs("reload")) > len(runs("reload")) / 2
 
 
 def test_coordinators_servers_and_workers_are_lost(runs: Runs) -> None:
     deaths, kills, evicted = map(sum, zip(*runs("coordinator"), strict=True))
-    assert min(deaths, kills) > 100
-    assert evicted > 20
+    assert min(deaths, kills) > len(runs("coordinator")) / 2
+    assert evicted > len(runs("coordinator")) / 20
 
 
 def test_units_are_trained_again_where_somebody_died(runs: Runs) -> None:
     trained, again = map(sum, zip(*runs("passes"), strict=True))
     assert trained > 10 * len(runs("passes"))
-    assert again > 20
+    assert again > len(runs("passes")) / 50
 
 
 def test_journals_are_torn_and_refuse(runs: Runs) -> None:

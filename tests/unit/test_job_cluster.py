@@ -19,11 +19,18 @@ SILENT = Timeout("the coordinator at shoal://a:1 did not answer EvictServer with
 ONLY = Refused("server 1 has the only copy of 32 shards")
 
 
+class Running:
+    """A process, as far as anybody looks at it."""
+
+    def poll(self) -> None:
+        return None
+
+
 class Cluster:
     """Two servers; `answers` are those to the orders to come, None is done."""
 
     def __init__(self, directory: Path, *answers: ShoalError | None) -> None:
-        process: Any = None  # nobody looks at it
+        process: Any = Running()
         self.directory, self.pid, self.coordinator_pids = directory, os.getpid(), ()
         self.servers = tuple(ServerHandle(index, os.getpid(), f"host:{index}", process) for index in range(2))
         self.answers = list(answers)
