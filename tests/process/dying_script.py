@@ -26,7 +26,7 @@ from shoal.train import strategy
 from shoal.train.on_workers import AllReduce
 from shoal.train.worker import Worker
 
-SAMPLES, BATCH, DEADLINE_S = 64, 8, 60.0
+SAMPLES, BATCH, DEADLINE_S = 64, 8, 120.0
 OUT, LOOP = Path(sys.argv[1]), sys.argv[2]
 HOLDS = {int(text[5:]) for text in sys.argv[3:] if text.startswith("hold:")}
 PACE_S = sum(float(text[5:]) for text in sys.argv[3:] if text.startswith("pace:"))

@@ -12,7 +12,7 @@ from pathlib import Path
 SHOAL = [sys.executable, "-m", "shoal.cli"]
 SCRIPT = str(Path(__file__).with_name("run_scripts.py"))
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class Jobs:
