@@ -1,6 +1,12 @@
-"""Autoscale without processes: the fit, and jobs that are played through with a planted speed and noise."""
+"""Autoscale without processes: the fit, and jobs that are played through: planted speeds with noise, and what
+real jobs showed (recordings/, by scripts/record_sizes).
+"""
 
+import json
 from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -51,6 +57,26 @@ def test_the_best_size_is_found_and_kept(name: str, low: int, high: int, begin: 
     assert low <= min(sizes) <= max(sizes) <= high
     assert len(set(sizes[-15:])) == 1, sizes
     assert curve(sizes[-1]) >= 0.9 * max(map(curve, range(low, high + 1))), sizes
+
+
+RECORDINGS = sorted(Path(__file__).with_name("recordings").glob("*.json"))
+
+
+@pytest.mark.parametrize("begin", ["least", "most"])
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_the_best_size_of_a_recorded_job_is_found_and_kept(path: Path, begin: str) -> None:
+    """Windows are replayed in their order, and again from the first when there are no more."""
+    sizes = {size["workers"]: size["speeds"] for size in json.loads(path.read_text())["sizes"]}
+    servers = json.loads(path.read_text())["sizes"][0]["servers"]
+    limits, now = Autoscale(low=min(sizes), high=max(sizes)), min(sizes) if begin == "least" else max(sizes)
+    looks, history, chosen = {size: count() for size in sizes}, [], []
+    for _ in range(50):
+        speeds = sizes[now]
+        history.append(Observation(now, servers, speeds[next(looks[now]) % len(speeds)]))
+        now = propose(history, limits).workers
+        chosen.append(now)
+    assert len(set(chosen[-15:])) == 1, chosen
+    assert median(sizes[now]) >= 0.9 * max(map(median, sizes.values())), (now, chosen)
 
 
 def test_no_size_is_tried_above_twice_what_was_seen() -> None:
