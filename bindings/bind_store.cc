@@ -196,7 +196,9 @@ nb::dict counters_dict(const ClientCounters& c) {
                           {"reconnects", c.reconnects},
                           {"bytes_sent", c.bytes_sent},
                           {"bytes_received", c.bytes_received},
-                          {"shared_bytes", c.shared_bytes}});
+                          {"shared_bytes", c.shared_bytes},
+                          {"reads_behind", c.reads_behind},
+                          {"versions_behind_max", c.versions_behind_max}});
   dict["lanes"] = c.lanes;
   return dict;
 }

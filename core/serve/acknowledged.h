@@ -41,8 +41,18 @@ class Acknowledged {
 
   // An answer to a pull.
   void seen(std::span<const Part> answer) {
-    for (const Part& part : answer) seen(part.shard, part.term, part.version);
+    for (const Part& part : answer) {
+      if (part.version == kNoVersion || part.shard >= shards_.size()) continue;
+      const uint64_t known = seen(part.shard, part.term, part.version);
+      reads_behind_ += known > part.version ? 1 : 0;
+      versions_behind_max_ = std::max(versions_behind_max_, known - part.version);
+    }
   }
+
+  // Pulls of a shard that lacked something which this client had been told of when the answer came, and how
+  // many of the shard's versions at most.
+  uint64_t reads_behind() const { return reads_behind_; }
+  uint64_t versions_behind_max() const { return versions_behind_max_; }
 
   Loss taken_over(uint16_t shard, const Shard::Began& began) {
     Loss loss;
@@ -65,9 +75,9 @@ class Acknowledged {
   }
 
  private:
-  // In that term this version was there.
-  void seen(uint16_t shard, uint32_t term, uint64_t version) {
-    if (version == kNoVersion || shard >= shards_.size()) return;
+  // In that term this version was there; the newest that was.
+  uint64_t seen(uint16_t shard, uint32_t term, uint64_t version) {
+    if (version == kNoVersion || shard >= shards_.size()) return 0;
     PerShard& here = shards_[shard];
     // Mostly the term of the last time: this is on the way of every push.
     if (here.versions.empty() || here.versions.back().first != term) {
@@ -80,6 +90,7 @@ class Acknowledged {
     }
     uint64_t& newest = here.versions.back().second;
     newest = std::max(newest, version);
+    return newest;
   }
 
   struct Unheld {
@@ -93,6 +104,7 @@ class Acknowledged {
     std::deque<Unheld> unheld = {};
   };
   std::vector<PerShard> shards_;
+  uint64_t reads_behind_ = 0, versions_behind_max_ = 0;
 };
 
 }  // namespace shoal

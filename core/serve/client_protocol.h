@@ -44,6 +44,7 @@ class ClientProtocol {
 
   // A server took the shard over: what is lost by that.
   Loss taken_over(uint16_t shard, const Shard::Began& began);
+  const Acknowledged& acknowledged() const { return acknowledged_; }
 
  private:
   void refused(const Request& request, Status why);

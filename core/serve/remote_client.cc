@@ -429,6 +429,8 @@ ClientCounters RemoteClient::counters() {
   counters.requests = requests_;
   counters.retries = machine_.retries();
   counters.reconnects = reconnects_;
+  counters.reads_behind = protocol_.acknowledged().reads_behind();
+  counters.versions_behind_max = protocol_.acknowledged().versions_behind_max();
   return counters;
 }
 

@@ -91,6 +91,7 @@ struct ClientCounters {
   std::vector<std::string> lanes;  // by server
   uint64_t pulls = 0, pushes = 0, requests = 0, retries = 0, reconnects = 0;
   uint64_t bytes_sent = 0, bytes_received = 0, shared_bytes = 0;
+  uint64_t reads_behind = 0, versions_behind_max = 0;  // see Acknowledged
 };
 
 class PullOperation;

@@ -286,7 +286,8 @@ class Client:
     def scan(
         self, table: int, shard: int, cursor: int, rows_max: int, timeout_s: float
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], int]: ...
-    # Figures of this client: lane per server, requests, bytes_sent, bytes_received, reconnects, retries.
+    # Figures of this client: lane per server, requests, bytes_sent, bytes_received, reconnects, retries,
+    # reads_behind, versions_behind_max.
     def counters(self) -> dict[str, Any]: ...
     @property
     def shards(self) -> int: ...

@@ -276,6 +276,8 @@ class Client:
     def stats(self) -> dict[str, Any]:
         """Figures of this client: lane of each server, requests, bytes, reconnects, retries.
 
+        `reads_behind`: pulls, counted on each shard, that lacked what this client had been acknowledged or
+        had read there by the time they came; `versions_behind_max`: how many of the shard's updates at most.
         `pushes_lost`: acknowledged under `replication="weak"` and gone with a server, counted on each shard.
         """
         self._session.check()
