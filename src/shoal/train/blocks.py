@@ -57,9 +57,9 @@ class _OuterSteps(_LocalSteps):
         for dense in (dense for one in stepped for dense in one.dense):
             if dense.parameter.dtype not in _EXACT_AT_SERVERS:
                 raise BadInput(
-                    f"parameter {dense.name} is {dense.parameter.dtype}; under {self.policy} the servers hold "
-                    f"the model, in float32, and would round it. Make the model float32, or take allreduce or "
-                    f"gossip, which exchange parameters as they are"
+                    f"parameter {dense.name} is {dense.parameter.dtype}; under {self.policy} the servers "
+                    f"hold the model, in float32, and would round it. Make the model float32, or take "
+                    f"allreduce or gossip, which exchange parameters as they are"
                 )
         for one in stepped:
             self.open_tensors([(dense, outer) for dense in one.dense])
