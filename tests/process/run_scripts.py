@@ -1,15 +1,18 @@
 """What the workers of tests/process/test_run.py do: `run_scripts.py CASE ARGS...`. Needs no torch."""
 
+import atexit
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import shoal
 from shoal.train.environment import read_worker_environment
-from shoal.train.progress import ProgressReport
+from shoal.train.progress import ProgressReport, progress_path, read_progress
 
 FOREVER_S = 120.0
 
@@ -82,6 +85,27 @@ def fail(rank: str, code: str) -> None:
         print("going", file=sys.stderr)
         sys.exit(int(code))
     time.sleep(FOREVER_S)
+
+
+def fail_behind(code: str) -> None:
+    """Rank 1 exits with that code, and ends when the supervisor knows that rank 0 failed because of it."""
+    job, rank = Path(os.environ["SHOAL_JOB"]), int(os.environ["SHOAL_RANK"])
+    if rank == 1:
+        codes = lambda: [one["code"] for one in json.loads((job / "job.json").read_text())["workers"]]  # noqa: E731
+        atexit.register(until, lambda: codes()[0] is not None)
+    join()
+    if rank == 1:
+        print("going", file=sys.stderr)
+        sys.exit(int(code))
+    until(lambda: (progress := read_progress(progress_path(job, 1))) and progress.state == "ended")
+    raise ValueError("the other has left")
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + FOREVER_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def throw(rank: str) -> None:

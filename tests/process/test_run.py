@@ -98,6 +98,13 @@ def test_the_code_of_a_worker_is_passed_on(jobs: Jobs, code: int) -> None:
     assert not any(map(alive, jobs.pids()))
 
 
+def test_who_exits_with_a_code_is_named_and_not_who_fails_because_of_it(jobs: Jobs) -> None:
+    result = jobs.run("--workers", "2", SCRIPT, "fail_behind", "7")
+    assert result.returncode == 7
+    assert "[worker 0] ValueError: the other has left" in result.stderr
+    assert result.stderr.endswith("worker 1 failed with code 7:\ngoing\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_worker_is_128_and_the_signal(jobs: Jobs, number: signal.Signals) -> None:
     result = jobs.run("--workers", "2", "--max-restarts", "0", SCRIPT, "die", "0", str(int(number)))

@@ -211,6 +211,16 @@ def test_parameters_that_the_servers_do_not_hold_are_refused(dtype: torch.dtype,
     fails(script, BadInput, f"parameter weight is {dtype}; the servers hold float32", sync=sync)
 
 
+@pytest.mark.parametrize("sync", ["average:2", "bmuf:2", "diloco:2", "easgd:2"])
+def test_parameters_that_the_servers_would_round_are_refused(sync: str) -> None:
+    def script(worker: Worker) -> None:
+        model = torch.nn.Linear(2, 1).double()
+        worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    message = f"parameter weight is torch.float64; under {sync} the servers hold the model, in float32"
+    fails(script, BadInput, message, sync=sync)
+
+
 class Pulling(Dataset[Any]):
     """Reads rows where batches are fetched, which is another process."""
 

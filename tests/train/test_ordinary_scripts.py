@@ -241,7 +241,7 @@ def clamped(worker: Worker | None, how: str = "no_grad") -> list[float]:
     return [float(value) for value in model.weight.detach().flatten()]
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp", "downpour:1,1", "average:2", "allreduce"])
+@pytest.mark.parametrize("sync", ["bsp", "asp", "asp:staleness", "downpour:1,1", "average:2", "allreduce"])
 def test_what_is_changed_in_place_stays_changed(sync: str) -> None:
     assert run_workers(1, clamped, sync) == [pytest.approx(clamped(None))]
 

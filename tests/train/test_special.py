@@ -301,3 +301,26 @@ def test_workers_without_a_server_learn_what_each_alone_does_not(word: str) -> N
     for loss, made in run_workers(2, lambda worker: learn(worker, worker.rank, 60), word):
         assert loss < target, (loss, whole)
         assert made == 60
+
+
+# float64
+
+
+def in_float64(worker: Worker | None = None) -> torch.Tensor:
+    model = torch.nn.Linear(3, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.fill_(1 / 3)
+    optimizer = adam(model.parameters())
+    if worker is not None:
+        worker.prepare(model, optimizer)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.full((1, 3), 1 / 7, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+    return model.weight.detach().clone()
+
+
+@pytest.mark.parametrize("sync", ["allreduce", "gossip"])
+def test_a_float64_model_trains_as_float64_where_it_lies_on_the_workers(sync: str) -> None:
+    for found in run_workers(2, in_float64, sync):
+        torch.testing.assert_close(found, in_float64(), rtol=1e-14, atol=0.0)

@@ -86,6 +86,32 @@ def test_the_first_cause_decides() -> None:
     assert (verdict.code, verdict.ending.rank) == (3, 1)
 
 
+def test_who_left_before_is_awaited_and_is_the_cause_if_it_fails() -> None:
+    verdict = Verdict()
+    verdict.worker_ended(0, 1, joined=True, left=True, behind=[1, 2])
+    verdict.worker_ended(2, 1, joined=True, left=True, behind=[1])
+    assert verdict.ending is None
+    verdict.worker_ended(1, 7, joined=True, left=True)
+    assert (verdict.code, verdict.ending.rank) == (7, 1)
+
+
+def test_who_failed_is_the_cause_where_those_that_left_before_end_well() -> None:
+    verdict = Verdict()
+    verdict.worker_ended(0, 1, joined=True, left=True, behind=[1, 2])
+    verdict.worker_ended(2, 5, joined=True, left=True, behind=[1])
+    verdict.worker_ended(1, 0, joined=True, left=True)
+    assert (verdict.code, verdict.ending.rank) == (5, 2)
+
+
+def test_who_left_before_is_not_awaited_for_ever() -> None:
+    verdict = Verdict()
+    verdict.worker_ended(0, 3, joined=True, left=True, behind=[1], now=10.0)
+    verdict.decide(now=29.0)
+    assert verdict.ending is None
+    verdict.decide(now=31.0)
+    assert (verdict.code, verdict.ending.rank) == (3, 0)
+
+
 @pytest.mark.parametrize(
     ("happens", "code", "sentence"),
     [

@@ -99,6 +99,13 @@ class Board:
         """The ranks that have not joined and have not ended."""
         return [view.rank for view in self.views if not view.joined and not view.ended]
 
+    def ending_before(self, rank: int) -> list[int]:
+        """The ranks that have left the job, `rank` not before them, and have not ended."""
+        ending = [view for view in self.views if view.left and not view.ended and view.rank != rank]
+        mine = self.views[rank]
+        until = mine.progress.time if mine.progress is not None and mine.left else math.inf
+        return [view.rank for view in ending if view.progress is not None and view.progress.time <= until]
+
     def waiting_for(self, rank: int) -> list[int]:
         """The ranks that say that they wait for `rank`."""
         return [waiting for waiting, others in self.waits().items() if rank in others]

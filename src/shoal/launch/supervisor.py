@@ -108,7 +108,7 @@ class _Job:
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._kill_at: float | None = None
         self._warned = False
-        self._last_words: list[str] = []
+        self._last_words: dict[int, list[str]] = {}
         self._saver: Saver | None = None
         self._stack = stack
         signals.raising = True
@@ -264,7 +264,10 @@ class _Job:
             self._evict(worker.rank)
             self._forget(worker.rank)
             return
-        again = self._verdict.worker_ended(worker.rank, worker.code, joined=view.joined, left=view.left)
+        then, now = self._board.ending_before(worker.rank), time.monotonic()
+        again = self._verdict.worker_ended(
+            worker.rank, worker.code, joined=view.joined, left=view.left, behind=then, now=now
+        )
         self._record = self._record.with_worker(worker.rank, code=exit_code(worker.code))
         if again is not None:
             if worker.rank not in self._evicted:
@@ -306,6 +309,7 @@ class _Job:
         changed = self._board.refresh()
         if self._options.timeout_s is not None and now > self._begin + self._options.timeout_s:
             self._verdict.timed_out(self._options.timeout_s)
+        self._verdict.decide(now)
         if now > self._join_until:
             self._look_for_missing()
         self._look_for_stopped(now)
@@ -459,8 +463,7 @@ class _Job:
     def _worker_gone(self, worker: Worker) -> None:
         """It is reaped, with all that it had started."""
         ending = self._verdict.ending
-        if ending is not None and ending.rank == worker.rank:
-            self._last_words = worker.tail.reason()
+        self._last_words[worker.rank] = worker.tail.reason()
         if worker.rank in self._restarting:
             self._restarting.remove(worker.rank)
             if ending is None:
@@ -488,7 +491,7 @@ class _Job:
             done += [f"{name} {value:.4g}" for name, value in self._board.figures().items()]
             self._screen.note(f"job {self._record.name} is done: {', '.join(done)}", "green")
         if ending is not None and ending.rank is not None:
-            said = self._last_words or ["it wrote nothing to stderr"]
+            said = self._last_words.get(ending.rank) or ["it wrote nothing to stderr"]
             self._screen.plain([f"{ending.sentence}:", *said])
         elif ending is not None:
             self._screen.plain([f"error: {ending.sentence}"])

@@ -2,7 +2,8 @@
 
 1. all workers ended with code 0 and had joined: 0;
 2. the first worker that fails: its code, 128 + signal if it was killed. One that died, without a chance to
-   leave the job, is started again instead, as often as the job allows;
+   leave the job, is started again instead, as often as the job allows. One that fails while another that left
+   the job before it is still ending may do so for that one's sake (a sys.exit): the other's end is awaited;
 3. a worker that ended with code 0 and never joined, or one that others wait for past the deadline: 2;
 4. a signal to the supervisor: 128 + its number, as shells do (Ctrl-C is 130);
 5. a server is lost or cannot be replaced, a worker stands still at the end, or
@@ -11,8 +12,9 @@
 
 from __future__ import annotations
 
+import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from shoal.launch.worker import exit_code, how_ended, signal_name
@@ -22,6 +24,8 @@ __all__ = ["Ending", "Verdict"]
 CODE_ERROR = 1
 CODE_MISUSE = 2
 CODE_TIMEOUT = 124
+# An interpreter that is ending has ended by then, also on a busy machine.
+_ENDING_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Verdict:
         self.restarts = 0
         self._restarts_max = restarts_max
         self._replicas = replicas
+        self._held: list[tuple[Ending, set[int]]] = []  # who has failed, and whose end is awaited first
+        self._decide_at = math.inf
 
     @property
     def code(self) -> int:
@@ -57,24 +63,47 @@ class Verdict:
         """Whether a worker that dies now would be started again."""
         return self.ending is None and self.restarts < self._restarts_max
 
-    def worker_ended(self, rank: int, returncode: int, *, joined: bool, left: bool = False) -> str | None:
+    def worker_ended(
+        self,
+        rank: int,
+        returncode: int,
+        *,
+        joined: bool,
+        left: bool = False,
+        behind: Collection[int] = (),
+        now: float = 0.0,
+    ) -> str | None:
         """A worker ended by itself or by a signal; what is said of one that is to be started again.
 
         `left`: it left the job in order, as a script does that returns, raises or calls sys.exit: what it
-        then fails with is its own mistake, and would be made again.
+        then fails with is its own mistake, and would be made again. `behind`: those that had left before it
+        and have not ended.
         """
         died = not left and (returncode < 0 or (returncode > 0 and joined))
         if died and self.may_restart:
             self.restarts += 1
             how = how_ended(returncode)
             return f"worker {rank} {how} and is started again ({self.restarts} of {self._restarts_max})"
-        if returncode < 0:
+        # Whoever failed behind it did so for its sake, if it fails.
+        self._held = [(ending, of - {rank}) for ending, of in self._held if returncode == 0 or rank not in of]
+        if returncode > 0 and behind:
+            failed = Ending(returncode, f"worker {rank} failed with code {returncode}", rank)
+            self._held.append((failed, set(behind)))
+            self._decide_at = min(self._decide_at, now + _ENDING_S)
+        elif returncode < 0:
             self._end(exit_code(returncode), f"worker {rank} {how_ended(returncode)}", rank)
         elif returncode > 0:
             self._end(returncode, f"worker {rank} failed with code {returncode}", rank)
         elif not joined:
             self._end(CODE_MISUSE, f"worker {rank} ended without calling shoal.join()")
+        self.decide(now)
         return None
+
+    def decide(self, now: float) -> None:
+        """Of the workers that have failed the first is the cause for whom nobody is awaited any more."""
+        for failed, awaited in self._held:
+            if not awaited or now > self._decide_at:
+                self._end(failed.code, failed.sentence, failed.rank)
 
     def not_joined(self, rank: int, waiting: Sequence[int], seconds: float) -> None:
         """A worker has not joined in time, and others wait for it."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from shoal import optim
+from shoal.errors import BadInput
 from shoal.store.many import PushItem
 from shoal.train.parameters import Dense, FlatFloats, Stepped, flat
 from shoal.train.share import Share
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
 __all__ = ["Blocks", "Downpour", "Elastic"]
+
+# What float32 holds without loss.
+_EXACT_AT_SERVERS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class _LocalSteps(Strategy):
@@ -50,6 +54,13 @@ class _OuterSteps(_LocalSteps):
 
     def attach(self, stepped: Sequence[Stepped]) -> None:
         outer: optim.Optimizer = self._payload.outer(self.worker.world_size)
+        for dense in (dense for one in stepped for dense in one.dense):
+            if dense.parameter.dtype not in _EXACT_AT_SERVERS:
+                raise BadInput(
+                    f"parameter {dense.name} is {dense.parameter.dtype}; under {self.policy} the servers "
+                    f"hold the model, in float32, and would round it. Make the model float32, or take "
+                    f"allreduce or gossip, which exchange parameters as they are"
+                )
         for one in stepped:
             self.open_tensors([(dense, outer) for dense in one.dense])
         self.stepped.extend(stepped)

@@ -179,6 +179,8 @@ class Strategy(ABC):
             )
         self.drop(changed)
         self.assign(changed)
+        if changed:  # as they are now: what this worker wrote itself is no staleness
+            self.pull_dense(changed)
 
     def pull_dense(self, among: Sequence[Dense] | None = None) -> None:
         """Write the servers' values into these parameters (or all), in place."""

@@ -276,11 +276,11 @@ class Worker:
             for one in (self.history, self.cut_state):
                 if one is not None:
                     one.close()
+            self.progress.close()  # first: whoever fails for its sake has then left later
             with suppress(Fenced):  # then another has its place
                 if tells:
                     self.rounds.leave()
             self.group.close()
-            self.progress.close()
             self.client.close()
 
     # What the parts of a job call.
