@@ -2,8 +2,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -48,11 +50,14 @@ SyncRequest request_of(SyncVerb verb, uint32_t rank, uint64_t epoch = 0, uint64_
   return request;
 }
 
-uint64_t sync_open(const PyClientPtr& self, uint32_t rank, uint32_t workers, const std::string& kind,
+uint64_t growths_of(const SyncReply& reply) { return reply.numbers.empty() ? 0 : reply.numbers[0]; }
+
+std::pair<uint64_t, uint64_t> sync_open(const PyClientPtr& self, uint32_t rank, uint32_t workers, const std::string& kind,
                    double quorum, uint32_t count, int32_t slack, bool resize, double timeout_s) {
   SyncRequest request = request_of(resize ? SyncVerb::resize : SyncVerb::open, rank);
   request.config = {workers, take_names.parse(kind), quorum, count, slack};
-  return ask(self, std::move(request), timeout_s).reply.step;
+  const SyncReply reply = ask(self, std::move(request), timeout_s).reply;
+  return {reply.step, growths_of(reply)};
 }
 
 nb::dict advance(const PyClientPtr& self, uint32_t rank, uint64_t step, float weight, float lr, float clip,
@@ -64,7 +69,9 @@ nb::dict advance(const PyClientPtr& self, uint32_t rank, uint64_t step, float we
   request.clip = clip;
   for (const auto& [epoch, unit] : units) request.units.push_back({epoch, unit});
   const Answered answered = ask(self, std::move(request), timeout_s);
-  nb::dict dict = counts({{"step", answered.reply.step}, {"commit", answered.reply.closed}});
+  nb::dict dict = counts({{"step", answered.reply.step},
+                          {"commit", answered.reply.closed},
+                          {"growths", growths_of(answered.reply)}});
   dict["dropped"] = answered.reply.dropped;
   dict["norm"] = answered.norm;
   dict["waited_s"] = answered.waited_s;
@@ -149,17 +156,19 @@ void bind_sync(nb::class_<PyClient>& c) {
       [](const PyClientPtr& self, uint64_t epoch, uint64_t units, bool split, bool fixed, double timeout_s) {
         SyncRequest request = request_of(SyncVerb::ledger_open, 0, epoch, units);
         request.step = (split ? kSplit : 0) | (fixed ? kStatic : 0);
-        return ask(self, std::move(request), timeout_s).reply.step;
+        return ranges_of(ask(self, std::move(request), timeout_s).reply);
       },
       nb::kw_only(), "epoch"_a, "units"_a, "split"_a = false, "fixed"_a = false, "timeout_s"_a);
   c.def("lease", &lease, nb::kw_only(), "rank"_a, "epoch"_a, "want"_a, "overdue"_a = false, "timeout_s"_a);
   c.def(
       "pass_end",
-      [](const PyClientPtr& self, uint32_t rank, uint64_t epoch, double timeout_s) {
-        const SyncReply reply = ask(self, request_of(SyncVerb::pass_end, rank, epoch), timeout_s).reply;
-        return reply.again ? int64_t{-1} : static_cast<int64_t>(reply.step);
+      [](const PyClientPtr& self, uint32_t rank, uint64_t epoch, uint64_t growths, double timeout_s) {
+        SyncRequest request = request_of(SyncVerb::pass_end, rank, epoch);
+        request.step = growths;
+        const SyncReply reply = ask(self, std::move(request), timeout_s).reply;
+        return std::tuple(reply.step, reply.again, growths_of(reply));
       },
-      nb::kw_only(), "rank"_a, "epoch"_a, "timeout_s"_a);
+      nb::kw_only(), "rank"_a, "epoch"_a, "growths"_a = 0, "timeout_s"_a);
   c.def(
       "leave",
       [](const PyClientPtr& self, uint32_t rank, bool away, double timeout_s) {

@@ -12,6 +12,7 @@ namespace {
 
 // Passes from here on are barriers: their numbers begin anew with every life of a worker.
 constexpr uint64_t kBarriers = uint64_t{1} << 40;
+constexpr uint64_t kSplitPass = uint64_t{1} << 32;  // beside the number of its workers
 
 template <typename T>
 void pack_all(std::vector<std::byte>& out, const std::vector<T>& values) {
@@ -36,8 +37,10 @@ struct MemberImage {
 }  // namespace
 
 void WorkLedger::encode(std::vector<std::byte>& out, bool live) const {
-  const uint64_t numbers[] = {fresh_, stride_, leased_ ? 1u : 0u};
+  const uint64_t grown = cuts_.empty() ? 0 : cuts_.size() - 1;
+  const uint64_t numbers[] = {fresh_, cuts_.empty() ? 0 : cuts_.front().workers, grown * 2 + (leased_ ? 1 : 0)};
   pack(out, numbers, 3);
+  if (grown > 0) pack(out, cuts_.data() + 1, grown);
   pack_all(out, by_rank_);
   std::vector<uint32_t> units;    // uses, and whether it is done
   std::vector<uint32_t> holders;  // none in a checkpoint
@@ -54,13 +57,21 @@ bool WorkLedger::decode(std::span<const std::byte>& in) {
   std::array<uint64_t, 3> numbers{};
   std::vector<uint32_t> units, holders;
   std::vector<uint64_t> returned;
-  if (!unpack(in, numbers) || !unpack_all(in, by_rank_) || !unpack_all(in, units) ||
+  std::vector<Cut> grown;
+  if (!unpack(in, numbers) || !unpack(in, grown, numbers[2] / 2) || !unpack_all(in, by_rank_) || !unpack_all(in, units) ||
       !unpack_all(in, holders) || !unpack_all(in, returned)) {
     return false;
   }
   fresh_ = numbers[0];
-  stride_ = numbers[1];
-  leased_ = numbers[2] != 0;
+  leased_ = numbers[2] % 2 != 0;
+  cuts_.clear();
+  if (numbers[1] > kWorkersMax) return false;
+  if (numbers[1] > 0) cuts_.push_back({0, numbers[1]});
+  for (const Cut& cut : grown) {
+    if (cuts_.empty() || cut.workers == 0 || cut.workers > kWorkersMax || cut.first < cuts_.back().first || cut.first > units.size())
+      return false;
+    cuts_.push_back(cut);
+  }
   const bool live = !holders.empty();
   if (units.size() > kUnitsMax || fresh_ > units.size() || (live && holders.size() != units.size()))
     return false;
@@ -94,7 +105,7 @@ std::vector<std::byte> SyncShard::encode(bool live) const {
   pack(out, &config_, 1);
   // Barriers of a life that is over are nobody's.
   const auto end = live ? passes_.end() : passes_.lower_bound(kBarriers);
-  const uint64_t numbers[] = {live ? 1u : 0u,
+  const uint64_t numbers[] = {growths_ * 2 + (live ? 1 : 0),
                               members_.size(),
                               round_,
                               closed_,
@@ -125,7 +136,8 @@ std::vector<std::byte> SyncShard::encode(bool live) const {
     if (live || begin < kBarriers) over.insert(over.end(), {begin, last});
   pack_all(out, over);
   for (auto it = passes_.begin(); it != end; ++it) {
-    const uint64_t head[] = {it->first, it->second.opened, it->second.workers};
+    const uint64_t split = it->second.split ? kSplitPass : 0;
+    const uint64_t head[] = {it->first, it->second.opened, it->second.workers | split};
     pack(out, head, 3);
     it->second.ledger.encode(out, live);
   }
@@ -139,7 +151,8 @@ bool SyncShard::decode(std::span<const std::byte> in) {
       numbers[1] < anew.config_.workers) {
     return false;
   }
-  const bool live = numbers[0] != 0;
+  const bool live = numbers[0] % 2 != 0;
+  anew.growths_ = numbers[0] / 2;
   anew.round_ = numbers[2];
   anew.closed_ = numbers[3];
   anew.dropped_ = numbers[4];
@@ -176,10 +189,11 @@ bool SyncShard::decode(std::span<const std::byte> in) {
   for (size_t i = 0; i < over.size(); i += 2) anew.over_[over[i]] = over[i + 1];
   for (uint64_t i = 0; i < numbers[8]; ++i) {
     std::array<uint64_t, 3> head{};
-    Pass pass{WorkLedger(0, 1), 0, 1};
+    Pass pass{.ledger = WorkLedger(0, 1)};
     if (!unpack(in, head) || !pass.ledger.decode(in)) return false;
     pass.opened = head[1];
     pass.workers = static_cast<uint32_t>(head[2]);
+    pass.split = (head[2] & kSplitPass) != 0;
     anew.passes_.insert_or_assign(head[0], std::move(pass));
   }
   if (!in.empty()) return false;

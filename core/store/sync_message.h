@@ -17,7 +17,7 @@ enum class SyncVerb : uint32_t {
   state = 3,        // who is where
   ledger_open = 4,  // the pass `epoch` has `count` batches; `step` says how they are cut
   lease = 5,        // up to `count` units of it; with kOverdue in `step` also of what others hold
-  pass_end = 6,     // "I have nothing left to do in this pass"
+  pass_end = 6,     // "I have nothing left to do in this pass", nor since it has grown `step` times
   leave = 7,        // for good; of a newer life of the same client: the older one is evicted (kAway)
   report = 8,       // what became of the units of a pass
   resume = 9,   // the first pass from `epoch` on that is not over; what of it is done of a rank's own units

@@ -8,8 +8,6 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kPassesKept = 8;
-constexpr size_t kPassesTrained = 32;  // at once, by loaders of one job
 constexpr size_t kTokensMax = 16;      // of one question
 
 std::string describe(const SyncConfig& config) {
@@ -162,6 +160,7 @@ Status SyncShard::advance(const SyncRequest& request) {
   for (const UnitName& name : request.units) {
     const auto it = passes_.find(name.epoch);
     if (it == passes_.end()) continue;
+    member.epoch = name.epoch;
     late ? it->second.ledger.give_back(request.rank, name.unit)
          : it->second.ledger.done(request.rank, name.unit);
   }
@@ -194,30 +193,6 @@ Status SyncShard::resize(const SyncRequest& request) {
       depart(static_cast<uint32_t>(rank), phase);
   }
   return {};
-}
-
-Status SyncShard::ledger_open(const SyncRequest& request, SyncReply& reply) {
-  reply.step = config_.workers;
-  if (is_over(request.epoch) && !passes_.contains(request.epoch)) return {};
-  Pass& now = pass(request.epoch);
-  reply.step = now.workers;
-  const uint64_t parts = (request.step & kSplit) != 0 ? now.workers : 1;
-  const uint64_t units = request.count * parts;
-  if (request.count > kUnitsMax || units > kUnitsMax) {
-    return {Code::bad_input, "a pass of " + std::to_string(request.count) + " batches in " +
-                                 std::to_string(parts) + " parts; at most " + std::to_string(kUnitsMax) +
-                                 " units are allowed: use larger batches"};
-  }
-  const uint64_t stride = (request.step & kStatic) != 0 ? now.workers : 0;
-  if (now.ledger.units() == 0) {
-    now.ledger = WorkLedger(units, now.workers, stride);
-    for (uint32_t rank = 0; rank < members_.size(); ++rank)
-      if (members_[rank].phase == Phase::away) now.ledger.abandon(rank);
-  }
-  if (now.ledger.units() == units) return {};
-  return {Code::mismatch, "epoch " + std::to_string(request.epoch) + " was opened with " +
-                              std::to_string(now.ledger.units()) + " units, rank " +
-                              std::to_string(request.rank) + " says " + std::to_string(units)};
 }
 
 void SyncShard::pass_end(const SyncRequest& request) {
@@ -337,45 +312,6 @@ void SyncShard::give_back(uint32_t rank) {
   for (auto& [epoch, pass] : passes_) pass.ledger.give_back_all(rank);
 }
 
-SyncShard::Pass& SyncShard::pass(uint64_t epoch) {
-  const auto [found, fresh] =
-      passes_.try_emplace(epoch, Pass{WorkLedger(0, config_.workers), ++opened_, config_.workers});
-  if (!fresh || passes_.size() <= kPassesKept) return found->second;
-  // The oldest makes room, but for one that is being trained; where those are too many, the loop over it was
-  // left before its end.
-  const auto trained = [this](const auto& entry) {
-    return entry.second.ledger.used() && !is_over(entry.first);
-  };
-  auto oldest = passes_.end();
-  for (auto it = passes_.begin(); it != passes_.end(); ++it) {
-    const bool needed = it == found || (trained(*it) && passes_.size() <= kPassesTrained);
-    if (!needed && (oldest == passes_.end() || it->second.opened < oldest->second.opened)) oldest = it;
-  }
-  if (oldest == passes_.end()) return found->second;
-  if (trained(*oldest)) mark_over(oldest->first);
-  passes_.erase(oldest);
-  return found->second;
-}
-
-uint64_t SyncShard::next_pass(uint64_t epoch) const {
-  const auto after = over_.upper_bound(epoch);
-  return after == over_.begin() ? epoch : std::max(epoch, std::prev(after)->second);
-}
-
-void SyncShard::mark_over(uint64_t epoch) {
-  uint64_t end = epoch + 1;
-  if (const auto next = over_.find(end); next != over_.end()) {
-    end = next->second;
-    over_.erase(next);
-  }
-  const auto after = over_.upper_bound(epoch);
-  if (after != over_.begin() && std::prev(after)->second == epoch)
-    std::prev(after)->second = end;
-  else
-    over_[epoch] = end;
-  if (const auto it = passes_.find(epoch); it->second.ledger.units() == 0) passes_.erase(it);  // a barrier
-}
-
 void SyncShard::settle() {
   while (close_round() || end_pass()) {
   }
@@ -412,6 +348,7 @@ bool SyncShard::close_round() {
   // The product may lie a hair above a whole number that is meant.
   if (static_cast<double>(finished) < std::ceil(config_.quorum * static_cast<double>(present) - 1e-9))
     return false;
+  grow_passes();
   make_commit(contributions_.size());
   ++round_;
   return true;
@@ -452,9 +389,17 @@ void SyncShard::make_commit(size_t count) {
 // are at different ends the earliest goes first: whoever is let go on is then waited for by the rest.
 bool SyncShard::end_pass() {
   const Member* first = nullptr;
-  for (const Member& member : members_) {
+  // Who waits for a part of a pass is not at the barriers of those who have one.
+  const auto waits_for_part = [this](uint32_t rank) {
+    const auto it = passes_.find(members_[rank].epoch);
+    if (it == passes_.end()) return false;
+    const Pass& pass = it->second;
+    return !pass.ledger.cuts().empty() && rank >= pass.workers && !pass.ledger.complete();
+  };
+  for (uint32_t rank = 0; rank < members_.size(); ++rank) {
+    const Member& member = members_[rank];
     if (counts(member)) return false;
-    if (member.phase == Phase::at_end && (first == nullptr || member.epoch < first->epoch)) first = &member;
+    if (member.phase == Phase::at_end && !waits_for_part(rank) && (first == nullptr || member.epoch < first->epoch)) first = &member;
   }
   if (first == nullptr) return false;
   if (is_over(first->epoch) || !pass(first->epoch).ledger.complete()) return false;
@@ -477,12 +422,13 @@ void SyncShard::answer_ready(Member& member) {
   SyncReply reply;
   if (parked.verb == SyncVerb::pass_end) {
     const bool over = is_over(member.epoch);
-    reply.again = !over && pass(member.epoch).ledger.available();
+    reply.again = !over && has_more(pass(member.epoch).ledger, parked.step);
     if (!over && !reply.again) return;
   } else if (!may_start(member)) {
     return;
   }
   enter(member, Phase::working);
+  reply.numbers = {growths_};
   reply.step = config_.take == Take::round ? std::max(member.finished, round_) : member.finished;
   reply.dropped = parked.verb == SyncVerb::advance && member.dropped_next == parked.step + 1;
   for (const uint64_t token : parked.tokens) answer(token, reply);

@@ -9,6 +9,9 @@
 //   - Commits are numbered without gaps, and handed out until some worker says that they are done everywhere.
 //   - A rank has one life at a time. Who evicts an earlier one speaks for a newer one, so that a late word
 //     of any of them changes nothing.
+//   - A pass that nobody leases takes in new workers where a round closes that all others are in, and which
+//     they wait for at its end: nobody has begun anything that is then cut anew. `growths` is in every answer
+//     that lets somebody go on, so whoever draws a unit after it knows of it.
 //   - One question of a rank is parked at most, with the tokens of all that have asked it; a newer one takes
 //     its place, and what arrives after a newer one changes nothing.
 // Not thread-safe.
@@ -71,7 +74,7 @@ class SyncShard {
     uint64_t number = 0;        // of its newest question
     uint64_t finished = 0;      // its clock
     uint64_t dropped_next = 0;  // 1 + the last step whose contribution was dropped
-    uint64_t epoch = 0;         // at_end: of this pass
+    uint64_t epoch = 0;         // the pass that its last units were of, or whose end it is at
     std::optional<Parked> parked = std::nullopt;
   };
   struct Contribution {
@@ -81,8 +84,9 @@ class SyncShard {
   };
   struct Pass {
     WorkLedger ledger;
-    uint64_t opened;   // the how manieth it was
-    uint32_t workers;  // that its batches are cut for
+    uint64_t opened = 0;    // the how manieth it was
+    uint32_t workers = 1;   // that its batches are cut for; once it has grown: those that are left
+    bool split = false;     // a batch has a unit for each of them
   };
 
   Status check(const SyncRequest& request) const;
@@ -101,6 +105,11 @@ class SyncShard {
   void turn_away(const Member& member, size_t tokens);
   void settle();
   bool close_round();
+  void grow_passes();
+  // For a worker at its end, which knows of so many growths.
+  bool has_more(const WorkLedger& ledger, uint64_t growths) const {
+    return ledger.available() || (ledger.units() > 0 && growths < growths_);
+  }
   bool end_pass();
   void make_commit(size_t contributions);
   void answer(uint64_t token, SyncReply reply);
@@ -128,6 +137,7 @@ class SyncShard {
   std::map<uint64_t, Pass> passes_;    // by epoch; those that are over for a while
   std::map<uint64_t, uint64_t> over_;  // passes that are over, as ranges: begin -> end
   uint64_t opened_ = 0;
+  uint64_t growths_ = 0;  // how often a pass took in workers that came since it began
   double now_ = 0.0;
   std::vector<Answer> ready_;
 };

@@ -18,9 +18,9 @@ std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want, b
       ranges.emplace_back(unit, unit + 1);
   };
   while (want > 0 && !returned_.empty()) take(returned_.extract(returned_.begin()).value());
-  for (; want > 0 && stride_ == 0 && fresh_ < units_.size(); ++fresh_)
+  for (; want > 0 && cuts_.empty() && fresh_ < units_.size(); ++fresh_)
     if (!units_[fresh_].done) take(fresh_);
-  if (SHOAL_MUTANT(leased_twice) && stride_ == 0 && fresh_ > 0) --fresh_;
+  if (SHOAL_MUTANT(leased_twice) && cuts_.empty() && fresh_ > 0) --fresh_;
   if (!overdue || !ranges.empty()) return ranges;
   for (uint64_t unit = 0; want > 0 && unit < units_.size(); ++unit) {
     Unit& u = units_[unit];
@@ -62,9 +62,42 @@ void WorkLedger::give_back_all(uint32_t rank) {
   for (uint64_t unit = 0; held_[rank] > 0 && unit < units_.size(); ++unit) give_back(rank, unit);
 }
 
+template <typename Visit>
+void WorkLedger::visit_own(uint32_t rank, Visit visit) const {
+  for (size_t i = 0; i < cuts_.size(); ++i)
+    for (uint64_t unit = cuts_[i].first + rank; rank < cuts_[i].workers && unit < end_of(i);
+         unit += cuts_[i].workers)
+      visit(unit);
+}
+
 void WorkLedger::abandon(uint32_t rank) {
-  for (uint64_t unit = rank; stride_ > rank && unit < units_.size(); unit += stride_)
+  visit_own(rank, [this](uint64_t unit) {
     if (!units_[unit].done && units_[unit].holder == kNobody) returned_.insert(unit);
+  });
+}
+
+bool WorkLedger::grow(uint32_t workers, bool split) {
+  if (cuts_.empty() || !used()) return false;
+  const Cut last = cuts_.back();
+  uint64_t begun = units();
+  while (begun > last.first && !units_[begun - 1].done && units_[begun - 1].holder == kNobody) --begun;
+  const uint64_t parts = split ? last.workers : 1;
+  const uint64_t first = last.first + (begun - last.first + parts - 1) / parts * parts;
+  const uint64_t batches = (units() - first) / parts;
+  const uint64_t total = first + batches * (split ? workers : 1);
+  if (batches == 0 || total > kUnitsMax) return false;
+  returned_.erase(returned_.lower_bound(first), returned_.end());
+  units_.resize(first);
+  units_.resize(total);
+  cuts_.push_back({first, workers});
+  return true;
+}
+
+uint64_t WorkLedger::batches(bool split) const {
+  uint64_t found = split ? 0 : units();
+  for (size_t i = 0; split && i < cuts_.size(); ++i)
+    found += (end_of(i) - cuts_[i].first) / cuts_[i].workers;
+  return found;
 }
 
 // The number of workers may have grown since the pass began.
@@ -76,8 +109,9 @@ void WorkLedger::make_room(uint32_t rank) {
 
 std::vector<uint64_t> WorkLedger::done_of(uint32_t rank) const {
   std::vector<uint64_t> done;
-  for (uint64_t unit = rank; stride_ > rank && unit < units_.size(); unit += stride_)
+  visit_own(rank, [&](uint64_t unit) {
     if (units_[unit].done || units_[unit].holder != kNobody || returned_.contains(unit)) done.push_back(unit);
+  });
   return done;
 }
 

@@ -17,17 +17,27 @@ inline constexpr uint64_t kUnitsMax = uint64_t{1} << 24;
 class WorkLedger {
  public:
   using Range = std::pair<uint64_t, uint64_t>;  // begin, end
+  // From unit `first` on rank r of n has every n-th unit, first + r, without asking.
+  struct Cut {
+    uint64_t first;
+    uint64_t workers;
+  };
 
   // With a stride, rank r has every stride-th unit from r on without asking, and only what comes back is
   // leased.
   WorkLedger(uint64_t units, uint32_t workers, uint64_t stride = 0)
-      : units_(units), held_(workers), by_rank_(workers), stride_(stride) {}
+      : units_(units), held_(workers), by_rank_(workers) {
+    if (stride > 0) cuts_.push_back({0, stride});
+  }
 
   uint64_t units() const { return units_.size(); }
   bool complete() const { return done_ == units_.size(); }
   bool used() const { return done_ > 0; }
   // Whether a worker that came to the end can get more.
-  bool available() const { return !returned_.empty() || (leased_ && stride_ == 0 && fresh_ < units_.size()); }
+  bool available() const {
+    return !returned_.empty() || (leased_ && cuts_.empty() && fresh_ < units_.size());
+  }
+  const std::vector<Cut>& cuts() const { return cuts_; }  // none where units are leased
   uint32_t ranks() const { return static_cast<uint32_t>(by_rank_.size()); }
 
   // `overdue`: where nothing else is left, what others hold is taken from them, once.
@@ -39,6 +49,11 @@ class WorkLedger {
   void give_back_all(uint32_t rank);
   // What it has without asking is leased to others.
   void abandon(uint32_t rank);
+  // So many workers train what is behind the last batch of which anything is done or held; with `split` a
+  // batch has a unit for each. False: nothing has changed, for there is too little left, or too much.
+  bool grow(uint32_t workers, bool split);
+  // Batches of a pass that is not leased.
+  uint64_t batches(bool split) const;
 
   // Of the units that it has without asking: those that are done, or others' by now.
   std::vector<uint64_t> done_of(uint32_t rank) const;
@@ -59,6 +74,9 @@ class WorkLedger {
     bool taken_over = false;  // by its holder, from one that was late
   };
   void release(Unit& unit);
+  template <typename Visit>
+  void visit_own(uint32_t rank, Visit visit) const;
+  uint64_t end_of(size_t cut) const { return cut + 1 < cuts_.size() ? cuts_[cut + 1].first : units(); }
   void make_room(uint32_t rank);
 
   std::vector<Unit> units_;
@@ -68,7 +86,7 @@ class WorkLedger {
   uint64_t fresh_ = 0;  // the first that was never leased
   uint64_t done_ = 0;
   bool leased_ = false;
-  uint64_t stride_ = 0;
+  std::vector<Cut> cuts_;
 };
 
 }  // namespace shoal

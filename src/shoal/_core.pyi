@@ -222,7 +222,8 @@ class Client:
     # The job's sync, kept beside shard 0. The first caller defines it, later ones must agree (mismatch); a
     # job that all have left gives way to the next. take: "each" (nothing is staged; slack = steps ahead of
     # the slowest, -1 = any), "round" (closed by ceil(quorum * workers present)), "count" (every `count`
-    # contributions make an update). Returns the step to start with, and waits until it may be started.
+    # contributions make an update). Returns the step to start with, and waits until it may be started;
+    # and how often passes have grown so far.
     # resize: instead of joining, let the job go on with so many workers: new ranks are to come, and those
     # that are too many are not waited for once they are gone.
     def sync_open(
@@ -236,12 +237,13 @@ class Client:
         slack: int = -1,
         resize: bool = False,
         timeout_s: float,
-    ) -> int: ...
+    ) -> tuple[int, int]: ...
     # "I finished `step`, all my pushes are acknowledged; may I start the next?" Blocks until the policy says
     # so; before it returns every commit so far is applied on every server. weight: samples, 0 = abstains.
     # lr NaN: as each push was staged with. clip: largest norm of the round's mean gradient, 0 = any.
     # units: (epoch, unit) done in this step. Returns step (to work on next), commit (seq of the last one),
-    # dropped (this contribution came too late), norm (of the sum where clip > 0, else 0.0), waited_s.
+    # growths (of passes so far), dropped (this contribution came too late), norm (of the sum where clip > 0,
+    # else 0.0), waited_s.
     # CoreError(timeout) names the ranks waited for; calling again goes on waiting.
     def advance(
         self,
@@ -258,20 +260,22 @@ class Client:
     # staleness {count, sum, max}.
     def sync_state(self, timeout_s: float) -> dict[str, Any]: ...
     # The pass `epoch` has so many units (split: batches, of which each makes a unit for each worker);
-    # idempotent, another number is a mismatch. Gives the number of workers that the pass is cut for.
-    # fixed: rank r has every n-th unit from r on.
+    # idempotent, another number is a mismatch. Gives how the pass is cut: (first unit, workers) of
+    # each part of it, the first with unit 0. fixed: rank r has every n-th unit from first + r on.
     def ledger_open(
         self, *, epoch: int, units: int, split: bool = False, fixed: bool = False, timeout_s: float
-    ) -> int: ...
+    ) -> list[tuple[int, int]]: ...
     # Up to `want` units as (begin, end) ranges; [] = nothing left to hand out now. overdue: where nothing
     # else is left, what others hold is taken from them.
     def lease(
         self, *, rank: int, epoch: int, want: int, overdue: bool = False, timeout_s: float
     ) -> list[tuple[int, int]]: ...
-    # Waits until all units are done and every present worker is here: the step to go on with. -1: units came
-    # back, lease again.
+    # Waits until all units are done and every present worker is here: the step to go on with. True: units
+    # came back, or the pass has grown more often than `growths`; lease again. Then how often that is now.
     # What this rank still holds is given back.
-    def pass_end(self, *, rank: int, epoch: int, timeout_s: float) -> int: ...
+    def pass_end(
+        self, *, rank: int, epoch: int, growths: int = 0, timeout_s: float
+    ) -> tuple[int, bool, int]: ...
     # Gone: does not count in clocks and rounds any more, its leases return. It may open again. Asked by a
     # newer incarnation than that which opened, it evicts that one; by an older one it does nothing.
     # away: nobody is known to replace it, and the rest does its part also where that has a fixed owner.

@@ -35,7 +35,8 @@ class Worker:
 
     def __init__(self, table: CounterTable, rank: int, workers: int, take: str, **more: Any) -> None:
         self.table, self.rank = table, rank
-        self.step = table.core.sync_open(rank=rank, workers=workers, take=take, timeout_s=DEADLINE_S, **more)
+        place = {"rank": rank, "workers": workers}
+        self.step, _ = table.core.sync_open(**place, take=take, timeout_s=DEADLINE_S, **more)
 
     def stage(self, value: float) -> None:
         grads = np.zeros((len(KEYS), self.table.spec.dim), np.float32)

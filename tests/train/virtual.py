@@ -38,7 +38,7 @@ class VirtualCrew:
         for rank, client in enumerate(self._clients):
             core = self.policy.core_spec(workers)
             core["quorum"] /= workers
-            self._step[rank] = client.sync_open(rank=rank, workers=workers, timeout_s=WAIT_S, **core)
+            self._step[rank] = client.sync_open(rank=rank, workers=workers, timeout_s=WAIT_S, **core)[0]
 
     def rows(self, rank: int) -> Any:
         return self._clients[rank].pull(TABLE, self._keys, timeout_s=WAIT_S).wait(WAIT_S)

@@ -59,8 +59,8 @@ def test_static_ledgers_share_all_units(n: int, total: int) -> None:
 
 def test_the_size_of_a_pass_is_told_first() -> None:
     told: list[tuple[int, int]] = []
-    StaticLedger(0, 1, begin=lambda *of: told.append(of) or 1).begin(3, 9, 1)
-    LeasedLedger(0, 1, lambda *_: [], begin=lambda *of: told.append(of) or 1).begin(4, 8, 1)
+    StaticLedger(0, 1, begin=lambda *of: told.append(of) or ((0, 1),)).begin(3, 9, 1)
+    LeasedLedger(0, 1, lambda *_: [], begin=lambda *of: told.append(of) or ((0, 1),)).begin(4, 8, 1)
     assert told == [(3, 9), (4, 8)]
 
 

@@ -77,7 +77,7 @@ def run_workers(count: int, work: Callable[[int], None]) -> None:
 
 
 def opened(client: _core.Client, rank: int, workers: int, take: str, **more: Any) -> int:
-    return client.sync_open(rank=rank, workers=workers, take=take, timeout_s=WAIT_S, **more)
+    return client.sync_open(rank=rank, workers=workers, take=take, timeout_s=WAIT_S, **more)[0]
 
 
 def finish(client: _core.Client, rank: int, step: int, weight: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def test_every_so_many_gradients_make_an_update(workers: int, count: int, steps:
         for step in range(steps):
             stage(mine, rank, step, 5, 1.0)
             finish(mine, rank, step)
-        assert mine.pass_end(rank=rank, epoch=0, timeout_s=WAIT_S) >= 0
+        assert not mine.pass_end(rank=rank, epoch=0, timeout_s=WAIT_S)[1]
 
     run_workers(workers, work)
     whole, rest = divmod(workers * steps, count)
@@ -275,13 +275,13 @@ def test_units_are_leased_done_and_returned() -> None:
     assert client.lease(rank=0, epoch=0, want=1, timeout_s=1.0) == []
     finish(client, 0, 0, units=[(0, 0), (0, 1)])
     finish(client, 1, 0, units=[(0, unit) for unit in range(4, 10)])
-    assert client.pass_end(rank=0, epoch=0, timeout_s=1.0) == -1  # what it held came back
+    assert client.pass_end(rank=0, epoch=0, timeout_s=1.0)[1]  # what it held came back
     assert client.lease(rank=1, epoch=0, want=9, timeout_s=1.0) == [(2, 4)]
     client.leave(rank=1)
-    assert client.pass_end(rank=0, epoch=0, timeout_s=1.0) == -1
+    assert client.pass_end(rank=0, epoch=0, timeout_s=1.0)[1]
     assert client.lease(rank=0, epoch=0, want=9, timeout_s=1.0) == [(2, 4)]
     finish(client, 0, 1, units=[(0, 2), (0, 3)])
-    assert client.pass_end(rank=0, epoch=0, timeout_s=1.0) >= 0
+    assert not client.pass_end(rank=0, epoch=0, timeout_s=1.0)[1]
     assert client.ledger_report(epoch=0, timeout_s=1.0) == {
         "units": 10,
         "done": 10,

@@ -52,7 +52,7 @@ class InTurnSource:
     def start(self, epoch: int, ledger: Ledger, done: set[int]) -> Iterator[Handed]:
         if self._order is not None:
             self._order.begin_stream(epoch)
-        self._n = ledger.begin(epoch, 0, self._n)
+        self._n = ledger.begin(epoch, 0, self._n)[-1][1]
         return self._pass(iter(self._batches), ledger, done)
 
     def skip(self, epoch: int) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from shoal.data.handed import NO_UNIT, Count, Handed, Seen, one_ahead
 from shoal.data.ledger import Ledger
 from shoal.data.order import Order
-from shoal.data.plan import Plan
+from shoal.data.plan import Cuts, Plan, own_units
 from shoal.errors import BadInput
 
 __all__ = ["IndexedSource", "copy_of"]
@@ -33,6 +33,7 @@ class IndexedSource:
         # Without batches of indexes there is nothing to cut: what a sampler gives is one item, and a unit.
         self._single = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
         self._plan = Plan(plan.workers, "each") if self._single else plan
+        self._cuts: Cuts = ((0, plan.workers),)
         self._order = Order(loader, seed=seed, rank=rank)
         self._feed = _Feed()
         self._samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
@@ -57,7 +58,7 @@ class IndexedSource:
             raise TypeError("the loader's sampler has no length")
         if self._plan.batch == "split":
             return batches
-        return (batches - self._rank + self._plan.workers - 1) // self._plan.workers
+        return sum(1 for _ in own_units(self._cuts, self._rank, batches))
 
     def start(self, epoch: int, ledger: Ledger, done: set[int]) -> Iterator[Handed]:
         before, state = self._order.digest(epoch), self._order.state()
@@ -74,7 +75,8 @@ class IndexedSource:
             raise BadInput(f"pass {epoch}: the loader's sampler gave no batch")
         digest = batches.digest() if isinstance(batches, _Kept) else before
         self.order = f"{self._samples:,} samples in {len(batches):,} batches, order {digest:08x}"
-        self._plan = Plan(ledger.begin(epoch, len(batches), self._plan.workers), self._plan.batch)
+        self._cuts = tuple(ledger.begin(epoch, len(batches), self._plan.workers))
+        self._plan = Plan.of(self._cuts, self._plan.batch)
         return self._pass(epoch, batches, ledger, done, state)
 
     def skip(self, epoch: int) -> None:
@@ -89,23 +91,25 @@ class IndexedSource:
     def _pass(
         self, epoch: int, batches: _Batches, ledger: Ledger, done: set[int], state: dict[str, Any]
     ) -> Iterator[Handed]:
-        total = self._plan.units(len(batches))
-        units = ledger.units(epoch, total)
+        units = ledger.units(epoch, self._plan.units(len(batches)))
         if not ledger.remembers:
             units = (unit for unit in units if unit not in done)
-        idle = ledger.ordered and self._plan.idle(self._rank, len(batches))
+        idled = False
         while True:
             life = ledger.life
             yield from self._fetch(batches, units, ledger)
+            idle = ledger.ordered and not idled and self._plan.idle(self._rank, len(batches))
             if idle and ledger.life == life:
-                idle = False
+                idled = True
                 yield Handed(NO_UNIT, 0, 0)
             if ledger.life == life and ledger.finish(epoch):
                 return
             if isinstance(batches, _Streamed):  # what came back is looked up in another drawing
                 self._order.load(state)
                 batches = _Kept(self._order.begin(epoch))
-            units = ledger.units(epoch, total)
+            self._cuts = tuple(ledger.cuts)
+            self._plan = Plan.of(self._cuts, self._plan.batch)
+            units = ledger.units(epoch, self._plan.units(len(batches)))
 
     def _fetch(self, batches: _Batches, units: Iterable[int], ledger: Ledger) -> Iterator[Handed]:
         queue: deque[Handed] = deque()
@@ -117,11 +121,11 @@ class IndexedSource:
         ended = object()
         while True:
             batch = next(fetched, ended)
+            # Empty parts drawn before this batch come first; with none after them they come at the end.
+            while ledger.life == life and queue and not queue[0].samples:
+                yield queue.popleft()
             if ledger.life != life:  # what was drawn ahead is nobody's any more
                 return
-            # Empty parts drawn before this batch come first; with none after them they come at the end.
-            while queue and not queue[0].samples:
-                yield queue.popleft()
             if batch is ended:
                 break
             now = queue.popleft()
@@ -140,7 +144,7 @@ class IndexedSource:
                 announce(Handed(unit, 1, 1))
                 yield whole
                 continue
-            begin, end = self._plan.bounds(part, len(whole))
+            begin, end = self._plan.at(batch).bounds(part, len(whole))
             announce(Handed(unit, end - begin, len(whole)))
             if begin < end:
                 yield _cut(whole, begin, end)

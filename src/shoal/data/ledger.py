@@ -12,12 +12,13 @@ from itertools import takewhile
 from typing import ClassVar, Protocol, TypeAlias
 
 from shoal.data.patience import patience_s
+from shoal.data.plan import Cuts, own_units
 from shoal.errors import BadInput, Internal
 
 __all__ = ["LEASE_UNITS_MAX", "Lease", "LeasedLedger", "Ledger", "StaticLedger"]
 
-# begin(epoch, batches) opens a pass and gives the number of workers that its batches are cut for.
-Begin: TypeAlias = Callable[[int, int], int]
+# begin(epoch, batches) opens a pass and says how it is cut.
+Begin: TypeAlias = Callable[[int, int], Cuts]
 # lease(rank, epoch, want) gives ranges [begin, end) of `want` units at most; nothing: none are left just now.
 Lease: TypeAlias = Callable[[int, int, int], Sequence[tuple[int, int]]]
 
@@ -42,11 +43,15 @@ class Ledger(Protocol):
     # Units that took too long: what was leased with them is left to others.
     _late: int = 0
 
-    def begin(self, epoch: int, batches: int, workers: int) -> int:
-        """A pass of so many batches (0: nobody knows) begins: the number of workers that it is cut for, which
-        is `workers` unless that has changed.
+    # How the pass that runs is cut.
+    cuts: Cuts = ()
+
+    def begin(self, epoch: int, batches: int, workers: int) -> Cuts:
+        """A pass of so many batches (0: nobody knows) begins, and is cut as it gives: for `workers` unless
+        that has changed.
         """
-        return workers
+        self.cuts = ((0, workers),)
+        return self.cuts
 
     def units(self, epoch: int, total: int) -> Iterator[int]:
         """The units that this worker shall train, of `total`; drawn one by one, some ahead of their use."""
@@ -86,27 +91,29 @@ class StaticLedger(Ledger):
         end: Callable[[int, int], bool] | None = None,
     ) -> None:
         _check_rank(rank, n)
-        self.rank, self.n = rank, n
+        self.rank, self.cuts = rank, ((0, n),)
         self._begin, self._lease, self._end = begin, lease, end
         self._given = -1  # the pass whose own units were given
         self._done: frozenset[int] = frozenset()  # of those of its own
 
-    def begin(self, epoch: int, batches: int, workers: int) -> int:
+    def begin(self, epoch: int, batches: int, workers: int) -> Cuts:
         if self._begin is not None:
-            self.n = self._begin(epoch, batches)
+            self.cuts = self._begin(epoch, batches)
         self._given, self._done = -1, frozenset()
-        return self.n
+        return self.cuts
 
-    def rejoined(self, done: Iterable[int]) -> None:
-        """The worker was evicted, and is back: of its own units these are done, or others' by now."""
-        self._given, self._done = -1, frozenset(done)
+    def anew(self, cuts: Cuts, done: Iterable[int]) -> None:
+        """The pass is cut otherwise, or this worker was evicted, and is back: of what are its own units by
+        `cuts` these are done, or others' by now.
+        """
+        self.cuts, self._given, self._done = cuts, -1, frozenset(done)
         self.life += 1
 
     def units(self, epoch: int, total: int) -> Iterator[int]:
         if self._given != epoch or self._lease is None:
             self._given = epoch
-            # Who has come since the pass began has none of its own.
-            own = range(self.rank, total if self.rank < self.n else 0, self.n)
+            # Who has come since the pass was cut has none of its own.
+            own = own_units(self.cuts, self.rank, total)
             return self._while_held(unit for unit in own if unit not in self._done)
         ranges = self._lease(self.rank, epoch, 1)
         return self._while_held(unit for begin, end in ranges for unit in range(begin, end))
@@ -143,10 +150,10 @@ class LeasedLedger(Ledger):
         self._unit_s: float | None = None
         self._seen: deque[float] = deque(maxlen=_SEEN_MAX)
 
-    def begin(self, epoch: int, batches: int, workers: int) -> int:
-        if self._begin is not None:
-            self.n = self._begin(epoch, batches)
-        return self.n
+    def begin(self, epoch: int, batches: int, workers: int) -> Cuts:
+        self.cuts = ((0, self.n),) if self._begin is None else self._begin(epoch, batches)
+        self.n = self.cuts[-1][1]
+        return self.cuts
 
     def units(self, epoch: int, total: int) -> Iterator[int]:
         left, life = total, self.life

@@ -13,7 +13,7 @@ from shoal.data.handed import NO_UNIT, Count, Handed, Seen, Source
 from shoal.data.in_turn import InTurnSource
 from shoal.data.indexed import IndexedSource
 from shoal.data.ledger import Ledger, StaticLedger
-from shoal.data.plan import BatchMode, Plan
+from shoal.data.plan import BatchMode, Cuts, Plan, own_units
 from shoal.data.samples import samples_in
 from shoal.errors import BadInput
 
@@ -75,7 +75,7 @@ class ShardedLoader:
         seed: int = 0,
         count: Count = samples_in,
     ) -> None:
-        plan = Plan(n, batch)
+        plan, self._rank = Plan(n, batch), rank
         self.ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
         self._loader, self._plan = loader, plan
         self._on_unit, self._on_pass, self._on_over, self._on_break = on_unit, on_pass, on_over, on_break
@@ -203,11 +203,25 @@ class ShardedLoader:
         return {
             "version": _STATE_VERSION,
             "epoch": self._epoch,
-            "workers": self._plan.workers,
+            "workers": self._cuts[-1][1],
             "batch": self._plan.batch,
-            "done": sorted(self._done) if self._begun else [],
+            "done": self._done_units() if self._begun else [],
             "source": self._pass_state if self._begun else self._source.state(),
         }
+
+    @property
+    def _cuts(self) -> Cuts:
+        return self.ledger.cuts or ((0, self._plan.workers),)
+
+    def _done_units(self) -> list[int]:
+        """What is done, for a pass that is cut for the present number of workers from its beginning on."""
+        cuts, mode = self._cuts, "each" if self.whole else self._plan.batch
+        if len(cuts) == 1:
+            return sorted(self._done)
+        plan, last = Plan.of(cuts, mode), max(self._done, default=-1)
+        batches = max(plan.first, plan.ended(last)) if last >= 0 else plan.first
+        total = Plan(plan.workers, mode).units(batches)
+        return list(own_units(((0, plan.workers),), self._rank, total))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken: the next `for` yields what was left of that pass.

@@ -169,13 +169,14 @@ class Autoscaler:
         size = (servers, tuple(report.joined for report in said))
         steps = [report.step for report in said]
         if size != self._size:  # also if a worker was replaced
+            # In static order fewer workers have the whole of a batch from the next pass on.
+            fewer = self._size is not None and workers < len(self._size[1])
+            by_pass = fewer and parse(self.sync).order(workers) == "static"
             self._size, self._steps, self._window = size, steps, None
-            self._epoch = max(report.epoch for report in said) if self.history else -1
+            self._epoch = max(report.epoch for report in said) if by_pass else -1
         done = {r.rank: (r.time, r.samples or r.step) for r in said}
         if self._window is None:
-            # In static order another size takes effect with the next pass.
-            by_pass = parse(self.sync).order(workers) == "static"
-            new_pass = not by_pass or min(report.epoch for report in said) > self._epoch
+            new_pass = min(report.epoch for report in said) > self._epoch
             if new_pass and all(a > b for a, b in zip(steps, self._steps, strict=True)):
                 self._window = _Window(now, done)
             return None

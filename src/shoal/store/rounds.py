@@ -48,19 +48,23 @@ class Advanced:
 
 
 class Rounds:
-    """One worker's place in the job: clocks, rounds, leases. Made by joining; `rank` is its name."""
+    """One worker's place in the job: clocks, rounds, leases. Made by joining; `rank` is its name.
+
+    `growths`: how often a running pass has taken in new workers, as it was when this one was let go on.
+    """
 
     def __init__(self, client: Client, rank: int, workers: int) -> None:
         self._session = client._session
         self.rank = rank
         self.workers = workers
+        self.growths = 0
 
     def open(self, *, take: str, quorum: int, count: int, slack: int, resize: bool = False) -> int:
         """Define the job's rules, or agree with those who did; the step to begin with.
 
         `resize`: do not join, but let the job go on with this number of workers.
         """
-        return self._ask(
+        step, growths = self._ask(
             "sync",
             lambda seconds: self._session.core.sync_open(
                 rank=self.rank,
@@ -73,6 +77,8 @@ class Rounds:
                 timeout_s=seconds,
             ),
         )
+        self.growths = growths
+        return step
 
     def advance(
         self,
@@ -98,6 +104,7 @@ class Rounds:
             ),
             timeout,
         )
+        self.growths = answer["growths"]
         return Advanced(
             step=answer["step"],
             dropped=answer["dropped"],
@@ -114,18 +121,21 @@ class Rounds:
         """The ranks that have joined this job, also those that have left it again."""
         return [rank for rank, phase in enumerate(self.state()["phases"]) if phase != "absent"]
 
-    def open_pass(self, epoch: int, batches: int, *, split: bool = False, fixed: bool = False) -> int:
+    def open_pass(
+        self, epoch: int, batches: int, *, split: bool = False, fixed: bool = False
+    ) -> tuple[tuple[int, int], ...]:
         """A pass over the data has that many batches; all workers must say the same.
 
-        Gives the number of workers that it is cut for: with `split` each batch into as many units. `fixed`:
-        rank r of n has every n-th unit from r on; else units are leased.
+        Gives (first unit, workers) for each time that it was cut: with `split` each batch from there on into
+        as many units. `fixed`: rank r of n has every n-th of them, from first + r on; else units are leased.
         """
-        return self._ask(
+        cuts = self._ask(
             f"pass {epoch}",
             lambda seconds: self._session.core.ledger_open(
                 epoch=epoch, units=batches, split=split, fixed=fixed, timeout_s=seconds
             ),
         )
+        return tuple(cuts)
 
     def lease(self, epoch: int, want: int, *, overdue: bool = False) -> list[tuple[int, int]]:
         """Ranges of units to work on, `want` at most in all; none when nothing is left to hand out.
@@ -139,17 +149,18 @@ class Rounds:
             ),
         )
 
-    def end_pass(self, epoch: int, timeout: float | None = None) -> int | None:
-        """Wait until all units are done and all workers are here: the step to go on with.
-
-        None: units came back, lease again.
+    def end_pass(self, epoch: int, timeout: float | None = None) -> tuple[int, bool]:
+        """Wait until all units are done and all workers are here: the step to go on with, and whether the
+        pass is over. Else units came back, or it has grown: open it and lease again.
         """
-        step = self._ask(
+        step, again, self.growths = self._ask(
             f"the end of pass {epoch}",
-            lambda seconds: self._session.core.pass_end(rank=self.rank, epoch=epoch, timeout_s=seconds),
+            lambda seconds: self._session.core.pass_end(
+                rank=self.rank, epoch=epoch, growths=self.growths, timeout_s=seconds
+            ),
             timeout,
         )
-        return None if step < 0 else step
+        return step, not again
 
     def resume(self, epoch: int) -> tuple[int, list[int]]:
         """Where a worker that comes late goes on: the first pass from `epoch` on that is not over, and what

@@ -90,6 +90,6 @@ class Lives:
         self.void = worker.draws
         worker.lose_share()
         for passes in worker.passes:
-            passes.rejoined()
+            passes.anew()
         if worker.strategy is not None:
             worker.strategy.rejoined()

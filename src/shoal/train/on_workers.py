@@ -246,6 +246,9 @@ class Gossip(_Local):
             mixed += weights[peer] * theirs
         _unpack(mixed, parameters)
 
+    def rested(self) -> None:
+        """It copies a neighbour's model when it mixes."""
+
     def refresh(self) -> None:
         """All workers end a pass with the mean, so that they evaluate one model."""
         group = self.worker.group

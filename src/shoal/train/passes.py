@@ -24,6 +24,7 @@ import torch
 from shoal.config import counted
 from shoal.data.ledger import LeasedLedger, Ledger, StaticLedger
 from shoal.data.loader import NO_UNIT, ShardedLoader
+from shoal.data.plan import Cuts, Plan
 from shoal.data.samples import samples_in
 from shoal.errors import BadInput, Fenced, Mismatch, Timeout
 from shoal.sync import First
@@ -55,7 +56,7 @@ class Passes:
         self._first = number * PASSES_A_LOADER
         self._topic = _TOPICS + 3 * (number % _LOADERS)
         self._name = "" if number == 0 else f" of loader {number}"
-        self._batches, self._cut = 0, worker.world_size
+        self._batches, self._plan = 0, Plan(worker.world_size)
         self._steps = 0  # made by the worker before this pass
         self._got = 0  # batches of this pass
         self._gradients: list[tuple[torch.Tensor | None, int]] = []  # before this pass
@@ -115,13 +116,14 @@ class Passes:
         self._reads = (worker.part, before + 1 if part == worker.part else 0)
         return StaticLedger(worker.rank, worker.world_size, begin=self._begin_reading)
 
-    def _begin_reading(self, _: int, batches: int) -> int:
+    def _begin_reading(self, _: int, batches: int) -> Cuts:
         part, before = self._reads
         number = self._first + _READS + part * _READS_A_PART + before
-        rounds = self._worker.rounds
-        return self._worker.lives.again(
-            lambda: rounds.open_pass(number, batches, split=self._split, fixed=True)
+        worker = self._worker
+        ((_, cut),) = worker.lives.again(
+            lambda: worker.rounds.open_pass(number, batches, split=self._split, fixed=True)
         )
+        return ((0, min(cut, worker.world_size)),)  # new workers read once they have a part of the pass
 
     @property
     def _split(self) -> bool:
@@ -131,22 +133,20 @@ class Passes:
     def _static(self) -> bool:
         return self.loader.ledger is self._fixed
 
-    def _begin(self, epoch: int, batches: int) -> int:
+    def _begin(self, epoch: int, batches: int) -> Cuts:
         worker = self._worker
         last, before = self._runs
         self._runs = (epoch, before + 1 if epoch == last else 0)
         self._steps, self._got, self._gradients = worker.steps_made, 0, worker.gradients()
         self._last, self._tells, self._told, self._counts = None, None, "", True
 
-        def open_pass() -> int:
+        def open_pass() -> Cuts:
             self._agree_on_order(epoch)
-            number = self._first + epoch
-            return worker.rounds.open_pass(number, batches, split=self._split, fixed=self._static)
+            return self._open(epoch)
 
-        cut = worker.lives.again(open_pass)
-        self._batches, self._cut = batches, cut
-        worker.resized(cut)
-        few = self.loader.samples
+        self._batches = batches
+        cuts = worker.lives.again(open_pass)
+        cut, few = self._plan.workers, self.loader.samples
         if few is not None and few < cut and worker.rank == 0 and not self._trains:
             _log.warning(
                 "the loader%s has %s for %s: some train nothing; take fewer workers, or more data",
@@ -158,7 +158,15 @@ class Passes:
             worker.taken_back.random()
             worker.taken_back = None
         worker.between_steps()
-        return cut
+        return cuts
+
+    def _open(self, epoch: int) -> Cuts:
+        """How the pass is cut, which is followed from here on."""
+        number = self._first + epoch
+        cuts = self._worker.rounds.open_pass(number, self._batches, split=self._split, fixed=self._static)
+        self._plan = Plan.of(cuts, "split" if self._split else "each")
+        self._worker.resized(self._plan.workers)
+        return cuts
 
     def _agree_on_order(self, epoch: int) -> None:
         """All workers must cut the same batches, or samples are left out and others are used twice."""
@@ -190,12 +198,17 @@ class Passes:
         self._patient = overdue and not ranges
         return ranges
 
-    def rejoined(self) -> None:
-        """The worker was evicted, and is back: what it holds is only what the job's ledger says."""
-        number = self._first + self.loader.epoch
+    def anew(self) -> None:
+        """The pass has grown, or the worker was evicted, and is back: what it has is what the job's ledger
+        says; nothing that was drawn and not stepped with.
+        """
+        epoch = self.loader.epoch
+        number, cuts = self._first + epoch, self._fixed.cuts
         now, done = self._worker.rounds.resume(number)
+        if now == number and self._static and self._batches and self._runs[0] == epoch:
+            cuts = self._open(epoch)
         # Where the pass is over there is nothing left in it.
-        self._fixed.rejoined(done if now == number else range(self._batches * self._cut))
+        self._fixed.anew(cuts, done if now == number else range(self._plan.units(self._batches)))
         if isinstance(self._by_word, LeasedLedger):
             self._by_word.rejoined()
 
@@ -273,8 +286,8 @@ class Passes:
 
     def _row_of_few(self, last: Drawn) -> int | None:
         """The number of a batch, if others have nothing of it."""
-        row = last.unit // self._cut
-        few = last.global_samples < self._cut if self._split else row == self._batches // self._cut
+        row, cut = self._plan.row(last.unit), self._plan.at(self._plan.place(last.unit)[0]).workers
+        few = last.global_samples < cut if self._split else row == self._plan.row(self._batches)
         return row if few else None
 
     def _post(self, row: int, does: str, made: int = 0, optimizer: int = 0) -> None:
@@ -292,7 +305,7 @@ class Passes:
         """What worker 0 does with the batch of this unit after so many steps: the number of the optimizer
         that steps next; None once it rests, or only reads, or has gone on.
         """
-        worker, row = self._worker, unit // self._cut
+        worker, row = self._worker, self._plan.row(unit)
 
         def ask(seconds: float) -> int | None:
             until = monotonic() + seconds
@@ -391,18 +404,20 @@ class Passes:
         streamed = self.loader.stream_batches
         if streamed is not None:
             worker.ledger.streamed(number, streamed, self._got - worker.lost[number])
-        shares = self._batches // (1 if self._split else self._cut) if self._static else 0
+        shares = self._batches // (1 if self._split else self._plan.workers) if self._static else 0
         ledger, patience_s = self.loader.ledger, math.inf
         if isinstance(ledger, LeasedLedger) and not self._patient:
             patience_s = ledger.patience_s(worker.waits.seconds / 2)
         late = monotonic() + patience_s
         name = f"pass {epoch}{self._name}"
         with worker.waiting():
-            step = worker.waits.end_of_pass(number, name, shares=shares, patience_s=patience_s)
-        if step is None:
+            ended = worker.waits.end_of_pass(number, name, shares=shares, patience_s=patience_s)
+        if ended is None or not ended[1]:
             self._overdue = monotonic() >= late
+            if ended is not None and self._static:
+                self._goes_on(ended[0])
             return False
-        worker.goes_on(step)
+        worker.goes_on(ended[0])
         worker.strategy.refresh()
         worker.fixed.refresh()
         worker.usage.ends(number, self.loader.samples)
@@ -410,3 +425,11 @@ class Passes:
             worker.history.add()
         worker.between_steps()
         return True
+
+    def _goes_on(self, step: int) -> None:
+        """Others have made steps while this worker waited at the end, and it takes part again."""
+        worker = self._worker
+        assert worker.strategy is not None
+        worker.goes_on(step)
+        worker.strategy.rested()
+        worker.follow_growth()

@@ -71,6 +71,10 @@ class Strategy(ABC):
     def refresh(self) -> None:  # noqa: B027 - optional
         """The pass is over everywhere: bring the parameters up to date."""
 
+    def rested(self) -> None:
+        """This worker waited at the end of a pass while others made steps, and takes part again."""
+        self.refresh()
+
     def rejoined(self) -> None:
         """This worker was evicted, and is back: go on with the servers' values."""
         self.drop(self.dense)

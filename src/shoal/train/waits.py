@@ -66,8 +66,9 @@ class Waits:
 
     def end_of_pass(
         self, epoch: int, name: str, *, shares: int = 0, patience_s: float = math.inf
-    ) -> int | None:
-        """Wait until a pass is over everywhere: the next step, or None where units came back, or are late.
+    ) -> tuple[int, bool] | None:
+        """Wait until a pass is over everywhere: the next step, and True; False where units came back, or it
+        has grown; None where they are late.
 
         `shares`: units that each worker has in static order, 0 where they are leased; then those that others
         hold are late after `patience_s`.
@@ -84,7 +85,7 @@ class Waits:
             seen[:] = [now]
             return found
 
-        def ask(seconds: float) -> int | None:
+        def ask(seconds: float) -> tuple[int, bool] | None:
             left = late - time.monotonic()
             return None if left <= 0 else self._rounds.end_pass(epoch, min(seconds, left))
 

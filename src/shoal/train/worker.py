@@ -122,6 +122,7 @@ class Worker:
             self.steps_made, self.schedules = self.taken_back.made
         self._steps_before = self.steps_made - before.step  # of the job before: not told of by this one
         self._staleness_at = monotonic()
+        self._growths = self.rounds.growths  # that its passes know of
         self.lives = Lives(self)
 
     # What scripts call.
@@ -221,9 +222,9 @@ class Worker:
         if self.has_own_store:
             return
         with self.waiting():
-            step = self.lives.again(lambda: self.waits.end_of_pass(number, name))
-        assert step is not None, "a barrier has no units that could come back"
-        self.goes_on(step)
+            ended = self.lives.again(lambda: self.waits.end_of_pass(number, name))
+        assert ended is not None, "a barrier has no units that could be late"
+        self.goes_on(ended[0])
         self.between_steps()
 
     @property
@@ -243,7 +244,8 @@ class Worker:
     @property
     def part(self) -> int:
         """Where in the script this worker is, in a number that all workers have there."""
-        return self.epoch + self._loops
+        # Who comes in the middle of a pass counts from there on, as the others then do.
+        return self.epoch + self._loops + self.rounds.growths
 
     def clip_grad_norm_(self, model: torch.nn.Module, max_norm: float) -> torch.Tensor:
         """Clip the gradient of the next step, dense parameters and rows together.
@@ -414,7 +416,15 @@ class Worker:
             self.lost.update(epoch for epoch, _ in units)
         self.waited_s += done.waited_s
         self.goes_on(done.step, self.step + 1)
+        self.follow_growth()
         return done
+
+    def follow_growth(self) -> None:
+        """A pass may have taken in new workers: what is drawn from here on is cut for them, too."""
+        if self.rounds.growths != self._growths:
+            self._growths = self.rounds.growths
+            for passes in self.passes:
+                passes.anew()
 
     def goes_on(self, step: int, clock: int | None = None) -> None:
         """Others are waited for no more: this worker is at `step`."""
@@ -432,7 +442,7 @@ class Worker:
         self.progress.update(**known, **self.usage.known, epoch=self.epoch, state="training", waiting_for=())
 
     def resized(self, workers: int) -> None:
-        """A pass begins that is cut for so many workers: the job has grown or become smaller."""
+        """A pass is cut for so many workers from now on: the job has grown or become smaller."""
         if workers == self.world_size:
             return
         self.world_size = self.rounds.workers = workers
