@@ -19,8 +19,6 @@ from shoal.cli import doctor as doctor_
 from shoal.cli import job_logs, job_scale, job_status, job_stop, run_command, serve, status_view
 from shoal.errors import ShoalError
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="shoal",
     help="A parameter server for PyTorch.",

@@ -16,8 +16,6 @@ from shoal.compare.runner import Stopped, run_all
 from shoal.compare.table import figures, summary, table
 from shoal.errors import BadInput
 
-__all__ = ["compare"]
-
 _CODE_FAILED, _CODE_MISUSE = 1, 2
 # Where there is no terminal; the table of all figures needs about that.
 _WIDTH = 180

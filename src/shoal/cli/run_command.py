@@ -11,8 +11,6 @@ from shoal.errors import BadInput
 from shoal.launch.options import JobOptions
 from shoal.launch.supervisor import run_job
 
-__all__ = ["RunCommand", "run"]
-
 _CODE_MISUSE = 2
 
 

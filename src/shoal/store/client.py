@@ -30,8 +30,6 @@ from shoal.store.table import Table
 from shoal.store.tensor import Tensor
 from shoal.types import ArrayLike, Codec, Waitable
 
-__all__ = ["Client", "Session", "core_spec"]
-
 T = TypeVar("T")
 
 _CODECS: tuple[str, ...] = get_args(Codec)

@@ -19,8 +19,6 @@ from shoal.types import ArrayLike, Codec
 if TYPE_CHECKING:
     from shoal.store.client import Client, Session
 
-__all__ = ["ManyPulls", "PullItem", "PushItem", "pull_many", "push_many"]
-
 Handle: TypeAlias = "Table | Tensor"
 # A table and its keys, or a tensor and None; memory for the rows may follow.
 PullItem: TypeAlias = tuple[Handle, ArrayLike] | tuple[Handle, ArrayLike, ArrayLike]

@@ -22,8 +22,6 @@ from shoal.types import ArrayLike, Codec, FloatRows, KeyArray
 if TYPE_CHECKING:
     from shoal.store.client import Session
 
-__all__ = ["Table", "check_lr", "check_step"]
-
 _OWN_LR = math.nan
 
 

@@ -17,8 +17,6 @@ from shoal.types import ArrayLike, Codec
 if TYPE_CHECKING:
     from shoal.store.client import Session
 
-__all__ = ["Tensor"]
-
 
 class Tensor:
     """One dense float32 parameter of any shape, with its optimizer, held by the servers.

@@ -12,8 +12,6 @@ from shoal.store.arrays import to_torch
 if TYPE_CHECKING:
     from shoal.store.client import Session
 
-__all__ = ["Ticket"]
-
 
 class Ticket:
     """One pull, push or assign in flight. Any thread may wait; dropping a ticket cancels nothing.
