@@ -19,21 +19,6 @@ from typing import Any, cast, get_args
 from shoal.errors import BadInput
 from shoal.types import Lane, Reads
 
-__all__ = [
-    "ClientOptions",
-    "CoordinatorOptions",
-    "Environment",
-    "ServerOptions",
-    "check_count",
-    "check_duration",
-    "check_lane",
-    "check_name",
-    "check_timeout",
-    "counted",
-    "read_environment",
-    "read_token_file",
-]
-
 SHARDS = 64
 SHARDS_MAX = 4096
 # Of tables, tensors, clients and hosts; kNameMax of core/store/table_spec.cc.

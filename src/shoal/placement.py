@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from shoal.errors import BadInput
 
-__all__ = ["Range"]
-
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from shoal.errors import BadInput
 
-__all__ = ["check_number", "from_plain", "is_number", "kind_field"]
-
 SettingT = TypeVar("SettingT")
 
 

@@ -11,8 +11,6 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ArrayLike", "Codec", "FloatRows", "KeyArray", "Lane", "Reads", "Waitable"]
-
 Lane: TypeAlias = Literal["auto", "shm", "unix", "tcp"]
 Reads: TypeAlias = Literal["strong", "any"]
 Codec: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]

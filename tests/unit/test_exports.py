@@ -38,7 +38,7 @@ def test_public_names_are_documented(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [shoal.Client, shoal.Table, shoal.Tensor, shoal.Ticket, shoal.LocalCluster])
 def test_public_methods_are_documented(kind: type) -> None:
-    methods = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    methods = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
     assert [name for name, value in methods.items() if not (callable(value) or value.__doc__)] == []
     assert [name for name, value in methods.items() if callable(value) and not value.__doc__] == []
 

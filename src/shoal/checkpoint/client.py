@@ -18,8 +18,6 @@ from shoal.store.client import Client
 from shoal.store.connect import RemoteDirectory
 from shoal.store.messages import Done, LoadStore, PartInfo, SaveStore, StoreSaved
 
-__all__ = ["CALL_S", "check_writable", "differences", "load", "save", "split"]
-
 _log = logging.getLogger("shoal.checkpoint")
 # Tables of Shoal's own hold what workers say to each other, and nothing of a model.
 _OWN = "shoal."

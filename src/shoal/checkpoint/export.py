@@ -13,8 +13,6 @@ from shoal.checkpoint.place import Place
 from shoal.errors import BadInput
 from shoal.store.catalogue import TableEntry
 
-__all__ = ["export"]
-
 PIECE_FLOATS = 65536
 
 

@@ -31,8 +31,6 @@ from shoal.store.client import Client
 from shoal.store.connect import connect
 from shoal.store.messages import AttendCut
 
-__all__ = ["Keeper", "main"]
-
 _log = logging.getLogger("shoal.checkpoint")
 _SAVE_S = 3600.0
 _WHOLE_KEPT = 2

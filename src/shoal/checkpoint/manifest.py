@@ -23,19 +23,6 @@ from shoal.errors import BadInput, Refused, ShoalError, Unavailable
 from shoal.store.catalogue import TableEntry, decode_setting
 from shoal.store.messages import PartInfo
 
-__all__ = [
-    "DataFile",
-    "Manifest",
-    "Part",
-    "WorkerState",
-    "find",
-    "latest",
-    "names",
-    "new_name",
-    "read_part",
-    "write",
-]
-
 FORMAT = 1
 MANIFEST = "manifest.json"
 StructT = TypeVar("StructT", bound=msgspec.Struct)

@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 
 from shoal.errors import BadInput, Unavailable
 
-__all__ = ["Place", "in_time"]
-
 _T = TypeVar("_T")
 # For one file, which may have gigabytes; clients of services mostly give up before, with a better reason.
 _ANSWER_S = 600.0

@@ -26,8 +26,6 @@ from shoal.store.catalogue import TableEntry
 from shoal.store.control import Address, ControlClient, list_tables
 from shoal.store.messages import Done, ReloadStore
 
-__all__ = ["AGAIN", "main", "reload"]
-
 AGAIN = 3
 _log = logging.getLogger("shoal.checkpoint")
 _ASK_S = 30.0

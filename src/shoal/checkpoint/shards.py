@@ -17,8 +17,6 @@ from shoal.checkpoint.place import Place
 from shoal.errors import Refused, from_core
 from shoal.store.messages import PartInfo
 
-__all__ = ["Saving", "check", "load"]
-
 FILE_BYTES = 64 << 20
 # A page is copied under its shard's lock: small enough that no push waits for long.
 PAGE_BYTES = 1 << 20

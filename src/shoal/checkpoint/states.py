@@ -16,8 +16,6 @@ import msgspec
 from shoal.checkpoint.manifest import Manifest, WorkerState, digest, find, read_checked
 from shoal.checkpoint.place import Place
 
-__all__ = ["check", "collect", "read", "write"]
-
 _LOOK_EVERY_S = 0.02
 
 

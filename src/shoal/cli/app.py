@@ -1,5 +1,6 @@
 """The commands of `shoal` and their arguments. What they do is in the files beside this one.
 
+The longer ones hand their arguments on as they are (`locals()`), under the names of the options behind them.
 Errors of Shoal's are printed as one line to stderr, and the exit code is 1 (of `shoal run`: 2).
 """
 
@@ -18,8 +19,6 @@ from shoal.cli import compare as compare_
 from shoal.cli import doctor as doctor_
 from shoal.cli import job_logs, job_scale, job_status, job_stop, run_command, serve, status_view
 from shoal.errors import ShoalError
-
-__all__ = ["app", "main"]
 
 app = typer.Typer(
     name="shoal",
@@ -114,11 +113,13 @@ def run(
     directory: Annotated[
         Path | None, typer.Option(help="The job's directory: logs, progress.", show_default=False)
     ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Stop the job after so many seconds.", show_default=False)
+    timeout_s: Annotated[
+        float | None,
+        typer.Option("--timeout", help="Stop the job after so many seconds.", show_default=False),
     ] = None,
-    join_timeout: Annotated[
-        float, typer.Option(help="A worker that has not joined after so many seconds is named.")
+    join_timeout_s: Annotated[
+        float,
+        typer.Option("--join-timeout", help="A worker that has not joined after so many seconds is named."),
     ] = 60.0,
     checkpoint: Annotated[
         str | None,
@@ -132,30 +133,7 @@ def run(
 
     130 after Ctrl-C, 124 after --timeout, 2 if the job cannot be run as it is given.
     """
-    code = run_command.run(
-        command=tuple(command),
-        workers=workers,
-        servers=servers,
-        replicas=replicas,
-        replication=replication,
-        coordinators=coordinators,
-        etcd=etcd,
-        sync=sync,
-        batch=batch,
-        on=on,
-        seed=seed,
-        straggler=straggler,
-        max_restarts=max_restarts,
-        on_trouble=on_trouble,
-        autoscale=autoscale,
-        name=name,
-        directory=directory,
-        timeout_s=timeout,
-        join_timeout_s=join_timeout,
-        checkpoint=checkpoint,
-        every=every,
-    )
-    raise typer.Exit(code)
+    raise typer.Exit(run_command.run(**locals()))
 
 
 @app.command(cls=run_command.RunCommand, context_settings={"allow_interspersed_args": False})
@@ -177,8 +155,9 @@ def compare(
     servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
     batch: Annotated[str, typer.Option(help="split: a batch is cut over the workers; or each.")] = "split",
     straggler: _Straggler = "",
-    timeout: Annotated[
-        float | None, typer.Option(help="Stop each run after so many seconds.", show_default=False)
+    timeout_s: Annotated[
+        float | None,
+        typer.Option("--timeout", help="Stop each run after so many seconds.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
@@ -194,20 +173,7 @@ def compare(
 
     Exit code: 0, 1 if a run failed, 2 if nothing could be compared, 130 after Ctrl-C.
     """
-    code = compare_.compare(
-        command=tuple(command),
-        sync=sync,
-        target=target,
-        seeds=seeds,
-        workers=workers,
-        servers=servers,
-        batch=batch,
-        straggler=straggler,
-        timeout_s=timeout,
-        out=out,
-        json=json,
-    )
-    raise typer.Exit(code)
+    raise typer.Exit(compare_.compare(**locals()))
 
 
 @app.command()
@@ -227,18 +193,7 @@ def up(
     threads: _Threads = 0,
 ) -> None:
     """Start a coordinator and servers on this machine; Ctrl-C stops them."""
-    serve.up(
-        servers=servers,
-        bind=bind,
-        port=port,
-        token_file=token_file,
-        shards=shards,
-        replicas=replicas,
-        replication=replication,
-        coordinators=coordinators,
-        etcd=etcd,
-        threads=threads,
-    )
+    serve.up(**locals())
 
 
 @app.command()
@@ -253,11 +208,7 @@ def server(
     threads: _Threads = 0,
 ) -> None:
     """Run one server that joins a coordinator; SIGTERM or Ctrl-C stops it."""
-    sys.exit(
-        serve.server(
-            join=join, bind=bind, port=port, token_file=token_file, advertise=advertise, threads=threads
-        )
-    )
+    sys.exit(serve.server(**locals()))
 
 
 @app.command()

@@ -17,8 +17,6 @@ from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.place import Place
 from shoal.errors import BadInput, ShoalError
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
 _Url = Annotated[str, typer.Argument(help="Where they were saved, or one of them: URL/NAME.")]
 _console = Console(soft_wrap=True, highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,22 @@ from shoal.compare.runner import Stopped, run_all
 from shoal.compare.table import figures, summary, table
 from shoal.errors import BadInput
 
-__all__ = ["compare"]
-
 _CODE_FAILED, _CODE_MISUSE = 1, 2
 # Where there is no terminal; the table of all figures needs about that.
 _WIDTH = 180
 _PLOT_WIDTH_MAX = 100
 
 
-def compare(*, target: str | None, out: Path | None, json: Path | None, **options: Any) -> int:
+def compare(
+    *, command: Sequence[str], target: str | None, out: Path | None, json: Path | None, **options: Any
+) -> int:
     """Compare and show; the exit code: 0, 1 if a run failed, 2 if nothing could be compared."""
     notes = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
-        command = options["command"]
-        stem = Path(command[-1] if command[:1] == ("-m",) else command[0] if command else "").stem
+        stem = Path(command[-1] if list(command[:1]) == ["-m"] else command[0] if command else "").stem
         directory = out or Path(f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
         wanted = None if target is None else Target.parse(target)
-        checked = CompareOptions(target=wanted, directory=directory, **options)
+        checked = CompareOptions(command=tuple(command), target=wanted, directory=directory, **options)
         _make_room(directory, json)
         runs = _run(checked, notes)
         return _show(checked, runs, json, notes)

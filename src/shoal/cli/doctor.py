@@ -16,8 +16,6 @@ import shoal
 from shoal import _core
 from shoal.errors import ShoalError
 
-__all__ = ["findings", "show"]
-
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _FILES_MIN = 1024
 _MIB = 1 << 20

@@ -10,8 +10,6 @@ from pathlib import Path
 from shoal.errors import BadInput
 from shoal.launch.records import JobRecord, find_job
 
-__all__ = ["show"]
-
 _LOOK_EVERY_S = 0.1
 _READ_BYTES = 1 << 16
 

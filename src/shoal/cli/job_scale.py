@@ -11,8 +11,6 @@ from shoal.errors import BadInput, Timeout
 from shoal.launch.records import JobRecord, find_job
 from shoal.train.environment import WORKERS_MAX
 
-__all__ = ["scale"]
-
 # Servers must have started by then.
 _WAIT_S = 60.0
 _LOOK_EVERY_S = 0.05

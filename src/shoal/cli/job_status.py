@@ -20,8 +20,6 @@ from shoal.launch.records import JobRecord, WorkerRecord, find_job
 from shoal.store.control import Address
 from shoal.train.progress import DataUse
 
-__all__ = ["collect", "is_cluster", "show"]
-
 # How many shards a server has, what a worker says of itself, and the heads of their columns.
 _SAID = {name: name for name in ("shards", "clock", "samples", "loss", "staleness")} | {
     "waiting_for": "waits for"

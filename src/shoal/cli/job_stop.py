@@ -11,8 +11,6 @@ from rich.console import Console
 
 from shoal.launch.records import JobRecord, find_job
 
-__all__ = ["stop"]
-
 # The supervisor kills workers after five seconds and its servers after five more.
 _WAIT_S = 30.0
 

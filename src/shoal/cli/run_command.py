@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,8 +11,6 @@ from typer.core import TyperCommand
 from shoal.errors import BadInput
 from shoal.launch.options import JobOptions
 from shoal.launch.supervisor import run_job
-
-__all__ = ["RunCommand", "run"]
 
 _CODE_MISUSE = 2
 
@@ -32,10 +31,10 @@ class RunCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def run(**options: Any) -> int:
+def run(command: Sequence[str], **options: Any) -> int:
     """Run the job of these `JobOptions`; its exit code. What cannot be run is one sentence, and code 2."""
     try:
-        return run_job(JobOptions(**options))
+        return run_job(JobOptions(command=tuple(command), **options))
     except BadInput as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print("error:", str(error), markup=False)
         return _CODE_MISUSE

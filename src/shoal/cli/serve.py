@@ -15,8 +15,6 @@ from shoal.fleet import server_process
 from shoal.fleet.local import LocalCluster
 from shoal.fleet.token import check_bind, generate, write_token_file
 
-__all__ = ["server", "up"]
-
 _LOOK_EVERY_S = 1.0
 
 

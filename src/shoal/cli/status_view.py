@@ -28,8 +28,6 @@ from shoal.store.messages import (
     WatchPlacement,
 )
 
-__all__ = ["WIDTH", "collect", "print_tables", "show"]
-
 # A coordinator that is being restarted answers within this.
 _PATIENCE_S = 1.0
 # A line for each table, however long: cut or wrapped it could be neither read nor searched.

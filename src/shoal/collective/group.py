@@ -22,8 +22,6 @@ from torch._C._distributed_c10d import Store
 
 from shoal.errors import BadInput, Timeout
 
-__all__ = ["Broken", "GlooGroup", "Group", "Lone", "ThreadGroup", "TorchGroup", "open_group"]
-
 _LOOK_EVERY_S = 0.5
 # Of the message that never comes, by which a group is broken.
 _NEVER = 1 << 20

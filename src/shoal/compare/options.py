@@ -12,8 +12,6 @@ from shoal.errors import BadInput
 from shoal.launch.options import JobOptions
 from shoal.sync.words import parse_list
 
-__all__ = ["SEEDS_MAX", "CompareOptions", "Target"]
-
 SEEDS_MAX = 100
 _REACHED = {"<=": operator.le, ">=": operator.ge}
 

@@ -13,8 +13,6 @@ from shoal.compare.options import Target
 from shoal.compare.run import Run
 from shoal.errors import BadInput
 
-__all__ = ["draw", "write_png"]
-
 _COLOURS = ("blue", "red", "green", "magenta", "yellow", "cyan", "bright_red", "white")
 # The same in matplotlib's words, dark enough on white.
 _INKS = ("tab:blue", "tab:red", "tab:green", "tab:purple", "tab:orange", "tab:cyan", "tab:brown", "black")

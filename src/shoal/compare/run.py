@@ -12,8 +12,6 @@ import msgspec
 from shoal.compare.options import Target
 from shoal.train.history import Moment, history_path, read_history
 
-__all__ = ["Point", "Run", "read_run"]
-
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
     """A metric of the job: seconds since training began, steps a worker by then, value."""

@@ -13,8 +13,6 @@ from shoal.launch.records import find_job
 from shoal.launch.supervisor import run_job
 from shoal.launch.verdict import CODE_TIMEOUT
 
-__all__ = ["Stopped", "run_all"]
-
 _SIGNALLED = (128 + 1, 128 + 2, 128 + 15)
 
 

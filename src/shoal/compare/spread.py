@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Spread", "differ", "spread"]
-
 
 @dataclass(frozen=True)
 class Spread:

@@ -14,8 +14,6 @@ from shoal.compare.options import Target
 from shoal.compare.run import Run
 from shoal.compare.spread import Spread, differ, spread
 
-__all__ = ["NOT_REACHED", "NOT_SHOWN", "Figure", "figures", "summary", "table"]
-
 NOT_SHOWN = "not shown"
 NOT_REACHED = "not reached"
 

@@ -12,8 +12,6 @@ from shoal.fleet.decisions import ClientGranted
 from shoal.fleet.leases import LEASE_S, Lease
 from shoal.store.rounds import rank_of
 
-__all__ = ["Attendance"]
-
 # Until the first beat, for one that has just got its id: servers may answer it late. And until an eviction is
 # made anew.
 JOIN_S = 30.0

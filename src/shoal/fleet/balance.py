@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["Balance", "ShardCosts"]
-
 # Less than this a shard is nothing to tell shards apart by; they are counted then.
 _BYTES_MIN, _FLOATS_PER_S_MIN = 1 << 20, 1e5
 # Traffic is a mean over about this time.

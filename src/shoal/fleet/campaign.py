@@ -17,8 +17,6 @@ from shoal.fleet.coordinator_server import CoordinatorServer
 from shoal.fleet.etcd_journal import LEADER_S, Etcd, EtcdJournal, forget, revoke, take_over
 from shoal.fleet.journal import JournalLost
 
-__all__ = ["Campaign"]
-
 _log = logging.getLogger("shoal.coordinator")
 _LOOK_S = 0.3
 _RENEW_S = LEADER_S / 5

@@ -23,8 +23,6 @@ from shoal.store.messages import (
 )
 from shoal.store.placement_watch import core_placement
 
-__all__ = ["ChainDuty"]
-
 _log = logging.getLogger("shoal.server")
 # Well below a lease: asking renews it.
 _WAIT_S = 0.5

@@ -14,8 +14,6 @@ from pathlib import Path
 from shoal.errors import Unavailable
 from shoal.fleet.process import ERROR
 
-__all__ = ["Child", "start_child", "stop_children"]
-
 _STOP_S = 5.0
 _LOG_CHARS_SHOWN = 2000
 

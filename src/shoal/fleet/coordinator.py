@@ -53,8 +53,6 @@ from shoal.fleet.waiting import Waiting, Watching, what_is_new
 from shoal.store import messages as m
 from shoal.store.catalogue import Catalogue
 
-__all__ = ["Coordinator", "Outcome"]
-
 TABLES_PER_PAGE = 200
 # A closed connection is mostly that of a dead process; one that lives registers again at once.
 _SUSPECT_S = 0.5

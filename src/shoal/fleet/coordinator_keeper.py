@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 
 from shoal.fleet.child import Child, close_stdin, stop_children
 
-__all__ = ["CoordinatorKeeper"]
-
 _log = logging.getLogger("shoal.cluster")
 _YOUNG_S = 5.0
 _FAILURES_MAX = 5

@@ -27,8 +27,6 @@ from shoal.fleet.sqlite_journal import SqliteJournal
 from shoal.fleet.token import reachable_host
 from shoal.store.control import Address
 
-__all__ = ["main"]
-
 
 async def _run(arguments: argparse.Namespace, token: str, listener: socket.socket) -> bool:
     options = CoordinatorOptions(

@@ -33,8 +33,6 @@ from shoal.store import messages as m
 from shoal.store.control import Address, keep_alive
 from shoal.store.proof import NONCE_BYTES, prove
 
-__all__ = ["CoordinatorServer"]
-
 _log = logging.getLogger("shoal.coordinator")
 _BODY_S = 10.0
 _DRAIN_S = 10.0

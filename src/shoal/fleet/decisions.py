@@ -13,24 +13,6 @@ import msgspec
 from shoal.store.catalogue import TableEntry, decode_setting
 from shoal.store.messages import Lost, Takeover
 
-__all__ = [
-    "LEFT",
-    "LOSSES_MAX",
-    "ClientGranted",
-    "ClusterFormed",
-    "Decision",
-    "LifeBegan",
-    "LossTold",
-    "Placed",
-    "ServerGone",
-    "ServerLeaving",
-    "ServerPlaced",
-    "TableDefined",
-    "TakenOver",
-    "decode",
-    "encode",
-]
-
 
 class _Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     @property

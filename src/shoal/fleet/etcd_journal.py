@@ -27,8 +27,6 @@ from shoal.errors import BadInput, Unavailable
 from shoal.fleet.decisions import Decision, decode, encode
 from shoal.fleet.journal import JournalLost
 
-__all__ = ["LEADER_S", "Etcd", "EtcdJournal", "check_etcd", "take_over"]
-
 # How long a leader that is gone keeps others out. Long enough for etcd to choose a leader of its own.
 LEADER_S = 5
 _REQUEST_S = 1.5

@@ -17,8 +17,6 @@ from shoal.store.control import Address, ControlClient
 from shoal.store.messages import ClientGrant
 from shoal.store.rounds import Rounds, rank_of
 
-__all__ = ["evict_in_background"]
-
 _log = logging.getLogger("shoal.coordinator")
 _TRY_S = 5.0
 _PAUSE_S = 0.5

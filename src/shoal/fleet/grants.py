@@ -8,8 +8,6 @@ from shoal.config import check_name
 from shoal.errors import Fenced, Refused
 from shoal.fleet.decisions import ClientGranted
 
-__all__ = ["Grants"]
-
 CLIENT_NAMES_MAX = 100_000
 
 

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from shoal.fleet.decisions import Decision
 
-__all__ = ["Journal", "JournalLost"]
-
 
 class JournalLost(Exception):  # noqa: N818  # as the errors of Shoal are called
     """Whether the last decisions are kept is not known, or they are not: who made them must stop."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 from shoal.fleet.pulse import Beat
 
-__all__ = ["LEASE_S", "Lease", "Leases"]
-
 LEASE_S = 2.5
 
 

@@ -44,8 +44,6 @@ from shoal.store.messages import (
     WatchPlacement,
 )
 
-__all__ = ["LocalCluster", "ServerHandle"]
-
 _START_S = 30.0
 _POLL_S = 0.01
 _COORDINATORS_MAX = 9

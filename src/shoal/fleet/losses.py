@@ -13,8 +13,6 @@ import msgspec
 from shoal.fleet.decisions import LOSSES_MAX, LossTold, TakenOver
 from shoal.store.messages import Lost, Takeover, WatchPlacement
 
-__all__ = ["Losses", "describe"]
-
 
 class Losses:
     """The takeovers, and what clients say that they lost by them."""

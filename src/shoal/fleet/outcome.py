@@ -8,8 +8,6 @@ from shoal.fleet.cuts import Replies
 from shoal.fleet.decisions import Decision
 from shoal.store.messages import ClientGrant
 
-__all__ = ["Outcome"]
-
 
 @dataclass
 class Outcome:

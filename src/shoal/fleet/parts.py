@@ -17,8 +17,6 @@ from shoal.store.client import core_spec
 from shoal.store.control import ControlClient, list_tables
 from shoal.store.messages import PartOrder, PartReport
 
-__all__ = ["Parts"]
-
 # Who trains goes first; yet not so much that a lock of this thread's would be waited for.
 _NICE = 5
 _log = logging.getLogger("shoal.server")

@@ -18,8 +18,6 @@ from shoal.errors import Unavailable
 from shoal.fleet.balance import Balance
 from shoal.fleet.decisions import Placed
 
-__all__ = ["Fill", "Placer", "by_owner", "first_chains"]
-
 Chain = tuple[int, ...]
 # Fills at once: enough to keep a link busy while one is being ended.
 _FILLS_MAX = 2

@@ -13,8 +13,6 @@ from shoal.config import TOKEN_SOURCES, ServerOptions, read_environment
 from shoal.errors import BadInput, Refused, ShoalError
 from shoal.fleet.token import check_bind
 
-__all__ = ["ERROR", "listen", "run_process"]
-
 # How the one line begins by which a process says why it ends.
 ERROR = "error: "
 

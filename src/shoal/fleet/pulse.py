@@ -10,8 +10,6 @@ from enum import IntEnum
 
 from shoal.errors import Refused
 
-__all__ = ["MAGIC", "Beat", "BeatKind", "Hello", "PulseOrder", "prove"]
-
 MAGIC = 0x4C504853  # larger than any length with which a control message begins
 _HELLO = struct.Struct("<IQ32s")  # behind the magic
 _BEAT = struct.Struct("<IIQQQ")

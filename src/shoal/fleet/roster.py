@@ -7,8 +7,6 @@ from shoal.errors import BadInput, Fenced, Refused
 from shoal.fleet.decisions import LEFT, Placed, ServerGone, ServerPlaced
 from shoal.store import messages as m
 
-__all__ = ["Roster"]
-
 
 class Roster:
     """All servers that ever registered, by index."""

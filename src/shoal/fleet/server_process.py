@@ -33,8 +33,6 @@ from shoal.fleet.token import reachable_host
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import ClusterInfo, GetCluster, PartOrder, RegisterServer, ServerAdmitted
 
-__all__ = ["main", "run_server"]
-
 _log = logging.getLogger("shoal.server")
 _JOIN_S = 30.0
 _REJOIN_S = 1.0

@@ -16,8 +16,6 @@ from shoal.errors import BadInput, Unavailable
 from shoal.fleet.decisions import Decision, decode, encode
 from shoal.fleet.journal import JournalLost
 
-__all__ = ["SqliteJournal"]
-
 _FORMAT = 1
 _LOCK_WAIT_S = 5.0
 

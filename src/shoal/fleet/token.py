@@ -12,10 +12,8 @@ import secrets
 import socket
 from pathlib import Path
 
-from shoal.config import check_token, read_token_file
+from shoal.config import check_token
 from shoal.errors import BadInput
-
-__all__ = ["check_bind", "generate", "is_loopback", "reachable_host", "read_token_file", "write_token_file"]
 
 PUBLIC_TOKEN_CHARS_MIN = 16
 

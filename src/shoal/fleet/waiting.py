@@ -9,8 +9,6 @@ from shoal.fleet.placer import Placer
 from shoal.fleet.roster import Roster
 from shoal.store.messages import Failure, FillOrder, WatchPlacement
 
-__all__ = ["Waiting", "Watching", "what_is_new"]
-
 
 @dataclass(frozen=True)
 class Waiting:

@@ -13,8 +13,6 @@ from rich.table import Table
 from shoal.config import counted
 from shoal.train.progress import DataUse, Progress, progress_path, read_progress
 
-__all__ = ["Board", "WorkerView"]
-
 # So many columns of what workers report fit beside the rest.
 _FIGURES_MAX = 3
 

@@ -14,8 +14,6 @@ from shoal.launch.lines import Tracebacks
 from shoal.launch.screen import LogFile, Screen
 from shoal.launch.worker import Pipe, Worker
 
-__all__ = ["Crew"]
-
 # What the kernel holds on to (a hanging file system) does not even die by SIGKILL.
 _GIVE_UP_S = 30.0
 # The pipes of a worker that is gone with all that it started are read to their end; this is for one whose

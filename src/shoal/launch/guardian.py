@@ -15,8 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["kill_session", "main", "process_stat", "session_members"]
-
 # What ends by itself when its worker does, cleaning up behind it, is given this time.
 GRACE_S = 1.0
 _GIVE_UP_S = 10.0

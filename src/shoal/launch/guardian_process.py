@@ -9,8 +9,6 @@ from pathlib import Path
 
 from shoal.launch import guardian
 
-__all__ = ["GuardianProcess"]
-
 
 class GuardianProcess:
     """The process that cleans up after a supervisor that was killed."""

@@ -22,8 +22,6 @@ from shoal.data.patience import mad
 from shoal.errors import BadInput
 from shoal.launch.board import Board
 
-__all__ = ["KINDS", "POLICIES", "HealthWatch", "Look", "Trouble", "find_trouble", "parse_policies"]
-
 KINDS = ("exploding", "flat", "stuck", "slow", "nan")
 # report: an event; scale: it counts a tenth; refuse: it counts nothing; replace: as if it had died.
 POLICIES = {"report": 1.0, "scale": 0.1, "refuse": 0.0, "replace": 1.0}

@@ -24,8 +24,6 @@ from shoal.launch.saver import Reload
 from shoal.launch.verdict import Verdict
 from shoal.store.messages import Lost
 
-__all__ = ["JobCluster"]
-
 # A lost shard that is not back by then ends the job; most of it is for reading a large checkpoint.
 _RELOAD_S = 600.0
 # Clients say within moments of a takeover what they lost by it.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["LINE_BYTES_MAX", "LineSplitter", "StderrTail", "Tracebacks"]
-
 # A longer line is passed on in pieces.
 LINE_BYTES_MAX = 1 << 16
 _TAIL_LINES_MAX = 400

@@ -16,8 +16,6 @@ from shoal.sync.words import check_word
 from shoal.train.environment import SEED_MAX, WORKERS_MAX, check_batch
 from shoal.train.straggler import parse_stragglers
 
-__all__ = ["JobOptions", "check_job_name"]
-
 _NAME_BYTES_MAX = 200
 _RESTARTS_MAX = 1_000_000
 _PLACES = ("local",)

@@ -28,16 +28,6 @@ from shoal.errors import BadInput
 from shoal.launch.guardian import process_stat
 from shoal.launch.options import JobOptions, check_job_name
 
-__all__ = [
-    "JobRecord",
-    "SaveRecord",
-    "ServerRecord",
-    "WorkerRecord",
-    "find_job",
-    "make_job_directory",
-    "process_started",
-]
-
 JobState = Literal["starting", "running", "ended", "lost"]
 _JOBS_MAX = 100
 _EVENTS_MAX = 100

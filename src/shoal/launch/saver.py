@@ -24,8 +24,6 @@ from shoal.store.rounds import Rounds
 from shoal.sync.words import parse
 from shoal.train.progress import PASSES_A_LOADER, DataUse, left_path, part_used, write_data_before
 
-__all__ = ["Reload", "Saver", "go_on"]
-
 _LOAD_S = 3600.0
 _LAST_S = 600.0
 # It is given up when it has ended so often without a checkpoint between.

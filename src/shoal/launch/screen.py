@@ -21,8 +21,6 @@ from rich.text import Text
 
 from shoal.launch.board import Board
 
-__all__ = ["LogFile", "Screen"]
-
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
 _ANSI = {"cyan": 36, "magenta": 35, "green": 32, "yellow": 33, "blue": 34, "bright_red": 91, "bold": 1}
 _PLAIN_EVERY_S = 5.0

@@ -6,8 +6,6 @@ import signal
 import socket
 from types import FrameType
 
-__all__ = ["Signals", "Stopped"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

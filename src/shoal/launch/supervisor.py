@@ -46,8 +46,6 @@ from shoal.store.rounds import Rounds, client_name
 from shoal.sync.words import parse
 from shoal.train.progress import write_trust
 
-__all__ = ["run_job"]
-
 _TICK_S = 0.25
 # While processes are ending there is something to look at more often.
 _ENDING_TICK_S = 0.02

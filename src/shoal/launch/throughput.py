@@ -16,8 +16,6 @@ from statistics import median
 
 import numpy as np
 
-__all__ = ["Model", "Observation", "fit", "nnls"]
-
 # Two windows at one size differ by so much; a fit that is worse than that is trusted less.
 _NOISE = 0.05
 # Before anything was seen, a part may be this much of the whole time.

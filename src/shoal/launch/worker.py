@@ -13,8 +13,6 @@ from typing import IO
 from shoal.launch.guardian import kill_session, process_stat, session_members
 from shoal.launch.lines import LineSplitter, StderrTail
 
-__all__ = ["Pipe", "Worker", "exit_code", "how_ended", "signal_name"]
-
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
 

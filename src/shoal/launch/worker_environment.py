@@ -12,8 +12,6 @@ from shoal.launch.health import parse_policies
 from shoal.launch.options import JobOptions
 from shoal.train.straggler import parse_stragglers
 
-__all__ = ["JobAddress", "free_port", "worker_environment"]
-
 # Of the supervisor's own environment: a token there would be taken before the file of this cluster.
 _DROPPED = frozenset({"SHOAL_TOKEN"})
 

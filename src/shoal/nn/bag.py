@@ -11,8 +11,6 @@ from shoal.nn.reduction import MODES, Mode, reduce_rows
 from shoal.optim import Optimizer
 from shoal.types import Codec
 
-__all__ = ["EmbeddingBag"]
-
 
 class _Bags(Asked):
     """Ids in the order of their bags; bag i is ends[i] to ends[i + 1]. No `ends`: each has one id."""

@@ -13,8 +13,6 @@ from shoal.nn.module import Asked, TableModule, uncompiled
 from shoal.store.many import pull_many
 from shoal.types import FloatRows
 
-__all__ = ["EmbeddingCollection"]
-
 
 class EmbeddingCollection(torch.nn.Module):
     """A dict of `Embedding` and `EmbeddingBag`: a dict of ids in, a dict of vectors out, by one pull for all.

@@ -6,8 +6,6 @@ import torch
 
 from shoal.nn.module import Asked, TableModule, uncompiled
 
-__all__ = ["Embedding"]
-
 
 class _Padded(Asked):
     """Ids without the padding among them; `places` says where the others go in `outer`."""

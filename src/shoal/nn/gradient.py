@@ -21,8 +21,6 @@ from torch.utils._pytree import tree_map_only
 
 from shoal.types import KeyArray
 
-__all__ = ["Owner", "Part", "RowGradient"]
-
 _aten = torch.ops.aten
 
 

@@ -15,8 +15,6 @@ import torch
 from shoal.nn.gradient import Owner, Part, RowGradient
 from shoal.types import FloatRows
 
-__all__ = ["Pulled", "lookup"]
-
 
 class Pulled(NamedTuple):
     """Rows of shape keys.shape + (dim,), and the handle that stands for them.

@@ -29,8 +29,6 @@ from shoal.store.client import Client
 from shoal.store.table import Table
 from shoal.types import ArrayLike, Codec, FloatRows, KeyArray
 
-__all__ = ["Asked", "TableModule", "row_gradients", "table_modules", "uncompiled"]
-
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _INT64_LOW, _INT64_HIGH = -(1 << 63), 1 << 63
 

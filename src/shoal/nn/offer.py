@@ -7,8 +7,6 @@ import numpy as np
 from shoal.store.arrays import as_floats, as_keys
 from shoal.types import ArrayLike, FloatRows, KeyArray
 
-__all__ = ["Offer"]
-
 
 class Offer:
     """Keys and their rows, checked; answers whether they hold all that is wanted."""

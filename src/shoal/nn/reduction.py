@@ -10,8 +10,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-__all__ = ["MODES", "Mode", "reduce_rows"]
-
 Mode: TypeAlias = Literal["sum", "mean", "max", "sqrtn"]
 MODES: tuple[str, ...] = get_args(Mode)
 

@@ -11,8 +11,6 @@ import torch
 from shoal.errors import BadInput
 from shoal.store.table import Table
 
-__all__ = ["LoadReport", "load_rows", "save_rows"]
-
 _BATCH_ROWS = 65536
 
 

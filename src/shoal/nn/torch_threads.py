@@ -10,8 +10,6 @@ from pathlib import Path
 
 from shoal.store.client import Client
 
-__all__ = ["share_threads"]
-
 _RUNTIMES = ("libgomp", "libiomp5", "libomp")
 
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from shoal.errors import BadInput
 from shoal.types import ArrayLike, FloatRows, KeyArray
 
-__all__ = ["as_floats", "as_keys", "as_out", "is_torch", "to_torch"]
-
 _INT64 = np.dtype(np.int64)
 _INT32 = np.dtype(np.int32)
 _UINT64 = np.dtype(np.uint64)

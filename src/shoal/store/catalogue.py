@@ -31,8 +31,6 @@ from shoal.settings import from_plain
 if TYPE_CHECKING:
     from shoal.store.client import Session
 
-__all__ = ["Catalogue", "Directory", "Opened", "TableEntry", "TableRequest", "decode_setting"]
-
 DIM_MAX = 4096
 ELEMENTS_MAX = 1 << 34
 ENTRIES_MAX = 65536

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
 import numpy as np
 
@@ -30,8 +30,7 @@ from shoal.store.table import Table
 from shoal.store.tensor import Tensor
 from shoal.types import ArrayLike, Codec, Waitable
 
-__all__ = ["Client", "Session", "core_spec"]
-
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _CODECS: tuple[str, ...] = get_args(Codec)
@@ -95,12 +94,12 @@ class Session:
         self.check()
         return self._timeout_s if timeout is None else check_timeout(timeout)
 
-    def table_stats(self, entry: TableEntry, timeout_s: float) -> dict[str, int]:
-        """The core's figures of one table."""
+    def call(self, where: str, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
+        """What a function of the core gives; a failure is raised as one of `where`."""
         try:
-            return dict(self.core.table_stats(entry.id, timeout_s))
+            return function(*arguments, **options)
         except _core.CoreError as error:
-            raise self.error(error, entry.what) from None
+            raise self.error(error, where) from None
 
     def error(self, error: _core.CoreError, where: str, ticket: Waitable | None = None) -> ShoalError:
         """What a failure of the core means to the caller: the thing first, at the end what to do.
@@ -345,10 +344,7 @@ class Client:
         return opened
 
     def _declare(self, entry: TableEntry, seconds: float) -> None:
-        try:
-            self._session.core.declare(core_spec(entry), seconds)
-        except _core.CoreError as error:
-            raise self._session.error(error, entry.what) from None
+        self._session.call(entry.what, self._session.core.declare, core_spec(entry), seconds)
 
     def _open_written(self, request: TableRequest, seconds: float) -> Opened:
         """Open a tensor that has its first value, or that this client is to write."""
@@ -367,12 +363,10 @@ class Client:
 
     def _write(self, opened: Opened, flat: Any, seconds: float) -> None:
         """Write a tensor's first value; over what another opener left half written, where it died."""
-        core, entry = self._session.core, opened.entry
-        begin = core.init_tensor if opened.write == "first" else core.assign_tensor
-        try:
-            begin(entry.id, flat, timeout_s=seconds).wait(seconds)
-        except _core.CoreError as error:
-            raise self._session.error(error, entry.what) from None
+        session, entry = self._session, opened.entry
+        begin = session.core.init_tensor if opened.write == "first" else session.core.assign_tensor
+        ticket = session.call(entry.what, begin, entry.id, flat, timeout_s=seconds)
+        session.call(entry.what, ticket.wait, seconds)
         self._directory.written(entry.name, seconds)
 
     def __enter__(self) -> Client:

@@ -38,8 +38,6 @@ from shoal.store.messages import (
 )
 from shoal.store.placement_watch import PlacementWatch, core_placement
 
-__all__ = ["RemoteDirectory", "client_of", "connect"]
-
 _MEMORY = "memory://"
 # A coordinator that refuses connections may be starting; a wrong address should not cost the whole deadline.
 _REFUSED_PATIENCE_S = 3.0

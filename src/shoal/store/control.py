@@ -41,8 +41,6 @@ from shoal.store.messages import (
 )
 from shoal.store.proof import NONCE_BYTES, prove
 
-__all__ = ["Address", "ControlClient", "ReplyT", "keep_alive", "list_tables"]
-
 _RETRY_FIRST_S = 0.01
 _RETRY_MAX_S = 0.25
 _TELL_S = 5.0

@@ -14,8 +14,6 @@ import msgspec
 
 from shoal.store.messages import AttendCut, CutNews
 
-__all__ = ["CutCall"]
-
 
 class CutCall:
     """The last call, and who attends: by connection, or whatever tells workers apart."""

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from shoal import _core
 from shoal.errors import BadInput
-from shoal.store.arrays import as_floats, as_keys, as_out, is_torch, to_torch
-from shoal.store.table import Table, check_lr
-from shoal.store.tensor import Tensor
-from shoal.types import ArrayLike, Codec
+from shoal.store.handle import Handle
+from shoal.store.ticket import Asked
+from shoal.types import ArrayLike
 
 if TYPE_CHECKING:
-    from shoal.store.client import Client, Session
+    from shoal.store.client import Client
 
-__all__ = ["ManyPulls", "PullItem", "PushItem", "pull_many", "push_many"]
-
-Handle: TypeAlias = "Table | Tensor"
 # A table and its keys, or a tensor and None; memory for the rows may follow.
 PullItem: TypeAlias = tuple[Handle, ArrayLike] | tuple[Handle, ArrayLike, ArrayLike]
 # A table and its keys, or a tensor and None; gradients; lr (None: the table's own).
@@ -49,17 +42,18 @@ class ManyPulls:
         self._session = client._session
         seconds = _check(client, [item[0] for item in items], timeout)
         self._until = time.monotonic() + seconds
-        self._started: list[tuple[list[int], list[tuple[int, ...]], _core.Ticket]] = []
+        self._started: list[tuple[list[int], list[Asked], _core.Ticket]] = []
         for codec in sorted({item[0]._codec for item in items}):
             chosen = [i for i, item in enumerate(items) if item[0]._codec == codec]
-            asked = [_pull_item(items[i]) for i in chosen]
-            try:
-                ticket = self._session.core.pull_many(
-                    [item for _, item in asked], codec=codec, timeout_s=seconds
-                )
-            except _core.CoreError as error:
-                raise self._error(error, chosen) from None
-            self._started.append((chosen, [shape for shape, _ in asked], ticket))
+            asked = [items[i][0]._asked(*items[i][1:]) for i in chosen]
+            ticket = self._session.call(
+                self._names(chosen),
+                self._session.core.pull_many,
+                [one.item for one in asked],
+                codec=codec,
+                timeout_s=seconds,
+            )
+            self._started.append((chosen, asked, ticket))
 
     def in_background(self) -> ManyPulls:
         """The same, carried on while nobody waits for it."""
@@ -70,18 +64,16 @@ class ManyPulls:
     def wait(self) -> list[Any]:
         """What each item asked for, in their order."""
         results: list[Any] = [None] * len(self._items)
-        for chosen, shapes, ticket in self._started:
-            try:
-                found: Any = ticket.wait(max(0.0, self._until - time.monotonic()))
-            except _core.CoreError as error:
-                raise self._error(error, chosen) from None
+        for chosen, asked, ticket in self._started:
+            left = max(0.0, self._until - time.monotonic())
+            found: Any = self._session.call(self._names(chosen), ticket.wait, left)
             arrays = [found] if len(chosen) == 1 else found  # the core's ticket of one item gives it alone
-            for i, shape, array in zip(chosen, shapes, arrays, strict=True):
-                results[i] = _result(self._items[i], shape, array)
+            for i, one, array in zip(chosen, asked, arrays, strict=True):
+                results[i] = one.result(array)
         return results
 
-    def _error(self, error: _core.CoreError, chosen: Sequence[int]) -> Exception:
-        return self._session.error(error, _names([self._items[i][0] for i in chosen]))
+    def _names(self, chosen: Sequence[int]) -> str:
+        return _names([self._items[i][0] for i in chosen])
 
 
 def push_many(
@@ -111,61 +103,18 @@ def push_many(
     seconds = _check(client, [item[0] for item in items], timeout)
     for codec in sorted({item[0]._codec for item in items}):
         chosen = [item for item in items if item[0]._codec == codec]
-        _push(session, chosen, codec, step, stage_rank, by_staleness, started + seconds)
-
-
-def _push(
-    session: Session,
-    items: Sequence[PushItem],
-    codec: Codec,
-    step: int,
-    stage_rank: int,
-    by_staleness: bool,
-    until: float,
-) -> None:
-    left = max(0.0, until - time.monotonic())
-    try:
-        ticket = session.core.push_many(
-            [_push_item(item) for item in items],
+        where = _names([item[0] for item in chosen])
+        ticket = session.call(
+            where,
+            session.core.push_many,
+            [handle._push_item(keys, grads, lr) for handle, keys, grads, lr in chosen],
             step=step,
             stage_rank=stage_rank,
             by_staleness=by_staleness,
             codec=codec,
-            timeout_s=left,
+            timeout_s=max(0.0, started + seconds - time.monotonic()),
         )
-        ticket.wait(max(0.0, until - time.monotonic()))
-    except _core.CoreError as error:
-        raise session.error(error, _names([item[0] for item in items])) from None
-
-
-def _pull_item(item: PullItem) -> tuple[tuple[int, ...], tuple[int, Any, Any]]:
-    """(shape of the result, what the core takes)."""
-    handle, out = item[0], item[2] if len(item) == 3 else None
-    if isinstance(handle, Tensor):
-        flat = None if out is None else as_out(out, handle.shape, handle._where).reshape(-1)
-        return handle.shape, (handle._id, None, flat)
-    keys = as_keys(item[1], handle._where)
-    shape = (*keys.shape, handle.dim)
-    memory = None if out is None else as_out(out, shape, handle._where).reshape(-1, handle.dim)
-    return shape, (handle._id, keys.reshape(-1), memory)
-
-
-def _result(item: PullItem, shape: tuple[int, ...], array: Any) -> Any:
-    if len(item) == 3 and item[2] is not None:
-        return item[2]
-    torch = item[0]._torch if isinstance(item[0], Tensor) else is_torch(item[1])
-    shaped = array.reshape(shape)
-    return to_torch(shaped) if torch else shaped
-
-
-def _push_item(item: PushItem) -> tuple[int, Any, Any, float]:
-    handle, keys, grads, lr = item
-    rate = math.nan if lr is None else check_lr(lr, handle._where)
-    if isinstance(handle, Tensor):
-        return handle._id, None, as_floats(grads, handle.shape, "grad", handle._where).reshape(-1), rate
-    key_array = as_keys(keys, handle._where)
-    rows = as_floats(grads, (*key_array.shape, handle.dim), "grads", handle._where)
-    return handle._id, key_array.reshape(-1), np.reshape(rows, (-1, handle.dim)), rate
+        session.call(where, ticket.wait, max(0.0, started + seconds - time.monotonic()))
 
 
 def _names(handles: Sequence[Handle]) -> str:

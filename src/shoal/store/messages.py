@@ -23,53 +23,6 @@ import msgspec
 from shoal.errors import Refused
 from shoal.store.catalogue import Opened, TableEntry, TableRequest, decode_setting
 
-__all__ = [
-    "AttendCut",
-    "Challenge",
-    "ClientGrant",
-    "ClusterInfo",
-    "CutNews",
-    "Done",
-    "EvictServer",
-    "Failure",
-    "FillOrder",
-    "Filled",
-    "GetCluster",
-    "GetStatus",
-    "Hello",
-    "JoinCluster",
-    "ListTables",
-    "LoadStore",
-    "Lost",
-    "Message",
-    "NotLeader",
-    "OpenTable",
-    "PartInfo",
-    "PartOrder",
-    "PartReport",
-    "PlacementInfo",
-    "PlacementNews",
-    "Proof",
-    "RegisterServer",
-    "ReloadStore",
-    "RemoveServer",
-    "Reply",
-    "Request",
-    "SaveStore",
-    "ServerAdmitted",
-    "ServerInfo",
-    "StatusInfo",
-    "StoreSaved",
-    "TableOpened",
-    "TablePage",
-    "Takeover",
-    "TensorWritten",
-    "WatchPlacement",
-    "Welcome",
-    "decode",
-    "encode",
-]
-
 VERSION = 1
 FRAME_BYTES_MAX = 1 << 20
 HANDSHAKE_BYTES_MAX = 512

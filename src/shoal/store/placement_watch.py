@@ -15,8 +15,6 @@ from shoal.store.messages import ClientGrant, Lost, PlacementInfo, PlacementNews
 if TYPE_CHECKING:
     from shoal.store.client import Session
 
-__all__ = ["PlacementWatch", "core_placement"]
-
 _log = logging.getLogger("shoal.client")
 _WAIT_S = 60.0
 # Where another may lead by now, and the one that is asked only sleeps.

@@ -7,8 +7,6 @@ import hmac
 
 from shoal.errors import Refused
 
-__all__ = ["NONCE_BYTES", "prove"]
-
 NONCE_BYTES = 32
 
 

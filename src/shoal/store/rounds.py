@@ -13,8 +13,6 @@ from shoal.errors import Timeout
 if TYPE_CHECKING:
     from shoal.store.client import Client
 
-__all__ = ["PHASES", "Advanced", "Rounds", "client_name", "rank_of"]
-
 # What a worker is doing, as the sync shard numbers it (core/store/sync_shard.h).
 PHASES = ("absent", "working", "waiting", "at_end", "left", "gone", "away")
 _WORKER = "worker-"

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal import _core
 from shoal.errors import BadInput
 from shoal.init import Initializer
-from shoal.optim import Optimizer
 from shoal.placement import Range
 from shoal.store.arrays import as_floats, as_keys, as_out, is_torch
 from shoal.store.catalogue import TableEntry
-from shoal.store.ticket import Ticket
+from shoal.store.handle import Handle
+from shoal.store.ticket import Asked, Ticket
 from shoal.types import ArrayLike, Codec, FloatRows, KeyArray
 
 if TYPE_CHECKING:
     from shoal.store.client import Session
 
-__all__ = ["Table", "check_lr", "check_step"]
 
-_OWN_LR = math.nan
-
-
-class Table:
+class Table(Handle):
     """Rows of `dim` floats by 64-bit key, with their optimizer, held by the servers.
 
     Made by `Client.table`. Keys are int64, int32 or uint64 (the same bits), of any shape: a NumPy array,
@@ -45,27 +38,13 @@ class Table:
     """
 
     def __init__(self, session: Session, entry: TableEntry, codec: Codec) -> None:
-        self._session = session
-        self._entry = entry
-        self._id = entry.id
+        super().__init__(session, entry, codec)
         self._dim = entry.dim
-        self._codec = codec
-        self._where = entry.what
-
-    @property
-    def name(self) -> str:
-        """The name it was opened by."""
-        return self._entry.name
 
     @property
     def dim(self) -> int:
         """Floats in a row."""
         return self._dim
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer, as of when this handle was opened."""
-        return self._entry.optimizer
 
     @property
     def init(self) -> Initializer:
@@ -82,37 +61,17 @@ class Table:
         """The key range that is cut into shards, or None where keys are hashed."""
         return self._entry.placement
 
-    @property
-    def wire(self) -> Codec:
-        """How values travel between this client and the servers."""
-        return self._codec
-
     def pull(self, keys: ArrayLike, out: ArrayLike = None, timeout: float | None = None) -> Any:
         """The rows of `keys`, of shape keys.shape + (dim,). An absent key reads as its first value.
 
         A pull never stores anything. With `out` (float32, contiguous) the rows are written there and
         `out` is returned.
         """
-        started = time.monotonic()
-        return self._pull(keys, out, timeout)._rest(started)
+        return self._begin_pull(keys, out, timeout)._rest()
 
     def pull_async(self, keys: ArrayLike, out: ArrayLike = None, timeout: float | None = None) -> Ticket:
         """Begin a pull; the ticket's `wait` gives the rows. `out` must be left alone until then."""
-        return self._pull(keys, out, timeout)._in_background()
-
-    def _pull(self, keys: ArrayLike, out: ArrayLike, timeout: float | None) -> Ticket:
-        session = self._session
-        seconds = session.deadline(timeout)
-        key_array = as_keys(keys, self._where)
-        shape = (*key_array.shape, self._dim)
-        memory = None if out is None else as_out(out, shape, self._where).reshape(-1, self._dim)
-        try:
-            ticket = session.core.pull(
-                self._id, key_array.reshape(-1), codec=self._codec, out=memory, timeout_s=seconds
-            )
-        except _core.CoreError as error:
-            raise self._session.error(error, self._where) from None
-        return Ticket(ticket, self._where, seconds, session, shape=shape, out=out, torch=is_torch(keys))
+        return self._begin_pull(keys, out, timeout)._in_background()
 
     def push(
         self,
@@ -128,8 +87,7 @@ class Table:
         are born here. `lr` replaces the optimizer's for this push; `step` is recorded with the rows.
         A gradient that is not finite is refused as a whole: nothing is applied.
         """
-        started = time.monotonic()
-        self._push(keys, grads, lr, step, timeout)._rest(started)
+        self._begin_push(keys, grads, lr, step, timeout)._rest()
 
     def push_async(
         self,
@@ -140,50 +98,26 @@ class Table:
         timeout: float | None = None,
     ) -> Ticket:
         """Begin a push. The arrays may be reused as soon as this returns."""
-        return self._push(keys, grads, lr, step, timeout)._in_background()
-
-    def _push(
-        self, keys: ArrayLike, grads: ArrayLike, lr: float | None, step: int, timeout: float | None
-    ) -> Ticket:
-        session = self._session
-        seconds = session.deadline(timeout)
-        key_array = as_keys(keys, self._where)
-        rows = as_floats(grads, (*key_array.shape, self._dim), "grads", self._where)
-        try:
-            ticket = session.core.push(
-                self._id,
-                key_array.reshape(-1),
-                rows.reshape(-1, self._dim),
-                lr=_OWN_LR if lr is None else check_lr(lr, self._where),
-                codec=self._codec,
-                step=check_step(step, self._where) if step else 0,
-                timeout_s=seconds,
-            )
-        except _core.CoreError as error:
-            raise self._session.error(error, self._where) from None
-        return Ticket(ticket, self._where, seconds, session)
+        return self._begin_push(keys, grads, lr, step, timeout)._in_background()
 
     def assign(self, keys: ArrayLike, values: ArrayLike, timeout: float | None = None) -> None:
         """Set rows to `values`, float32 of shape keys.shape + (dim,). Of equal keys the last one stays."""
-        started = time.monotonic()
-        self._assign(keys, values, timeout)._rest(started)
+        self._begin_assign(keys, values, timeout)._rest()
 
     def assign_async(self, keys: ArrayLike, values: ArrayLike, timeout: float | None = None) -> Ticket:
         """Begin an assign. The arrays may be reused as soon as this returns."""
-        return self._assign(keys, values, timeout)._in_background()
+        return self._begin_assign(keys, values, timeout)._in_background()
 
-    def _assign(self, keys: ArrayLike, values: ArrayLike, timeout: float | None) -> Ticket:
-        session = self._session
-        seconds = session.deadline(timeout)
+    def _asked(self, keys: ArrayLike, out: ArrayLike = None) -> Asked:
         key_array = as_keys(keys, self._where)
-        rows = as_floats(values, (*key_array.shape, self._dim), "values", self._where)
-        try:
-            ticket = session.core.assign(
-                self._id, key_array.reshape(-1), rows.reshape(-1, self._dim), timeout_s=seconds
-            )
-        except _core.CoreError as error:
-            raise self._session.error(error, self._where) from None
-        return Ticket(ticket, self._where, seconds, session)
+        shape = (*key_array.shape, self._dim)
+        memory = None if out is None else as_out(out, shape, self._where).reshape(-1, self._dim)
+        return Asked((self._id, key_array.reshape(-1), memory), shape, out, is_torch(keys))
+
+    def _given(self, keys: ArrayLike, values: ArrayLike, name: str) -> tuple[KeyArray, FloatRows]:
+        key_array = as_keys(keys, self._where)
+        rows = as_floats(values, (*key_array.shape, self._dim), f"{name}s", self._where)
+        return key_array.reshape(-1), rows.reshape(-1, self._dim)
 
     def __len__(self) -> int:
         return self.stats()["rows"]
@@ -191,10 +125,6 @@ class Table:
     def __bool__(self) -> bool:
         # A handle is a thing, also while its table has no rows; and truth must not ask the servers.
         return True
-
-    def stats(self, timeout: float | None = None) -> dict[str, int]:
-        """Figures over all servers: rows, value_bytes, state_bytes, memory_bytes, pushes, pulls."""
-        return self._session.table_stats(self._entry, self._session.deadline(timeout))
 
     def scan(
         self, batch_rows: int = 65536, timeout: float | None = None
@@ -223,14 +153,14 @@ class Table:
 
     def _scan_parts(self, rows_max: int, seconds: float) -> Iterator[tuple[KeyArray, FloatRows]]:
         """What each shard gives at a time: about `rows_max` rows, or none where its index is sparse."""
-        for shard in range(self._session.core.shards):
+        session = self._session
+        for shard in range(session.core.shards):
             cursor = 0
             while cursor != -1:
-                self._session.check()
-                try:
-                    keys, values, cursor = self._session.core.scan(self._id, shard, cursor, rows_max, seconds)
-                except _core.CoreError as error:
-                    raise self._session.error(error, self._where) from None
+                session.check()
+                keys, values, cursor = session.call(
+                    self._where, session.core.scan, self._id, shard, cursor, rows_max, seconds
+                )
                 if len(keys):
                     yield keys, values
 
@@ -239,33 +169,8 @@ class Table:
         state = "closed, " if self._session.closed else ""
         return f"<Table {self.name!r}: {state}dim={self._dim}, wire={self._codec}, {self.optimizer}>"
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{self._where} cannot be pickled or copied: it belongs to a client of process "
-            f"{self._session.pid}. Send its name, and open it from a client of the other process"
-        )
-
 
 def _joined(parts: list[tuple[KeyArray, FloatRows]]) -> tuple[KeyArray, FloatRows]:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([keys for keys, _ in parts]), np.concatenate([values for _, values in parts])
-
-
-def check_lr(lr: float, where: str) -> float:
-    """`lr` if it can be a learning rate for one push: finite and at least 0."""
-    # NumPy scalars and one-element tensors are fine: schedulers produce them.
-    try:
-        number = float(lr)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(lr, bool | str) or not 0 <= number < math.inf:
-        raise BadInput(f"{where}: lr is {lr!r}; it must be a finite number, at least 0")
-    return number
-
-
-def check_step(step: int, where: str) -> int:
-    """`step` if it can be a training step: a whole number, at least 0."""
-    if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 1 << 63:
-        raise BadInput(f"{where}: step is {step!r}; it must be a whole number, at least 0")
-    return int(step)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from shoal import _core
-from shoal.optim import Optimizer
 from shoal.store.arrays import as_floats, as_out
 from shoal.store.catalogue import TableEntry
-from shoal.store.table import check_lr, check_step
-from shoal.store.ticket import Ticket
-from shoal.types import ArrayLike, Codec
+from shoal.store.handle import Handle, check_step
+from shoal.store.ticket import Asked, Ticket
+from shoal.types import ArrayLike, Codec, FloatRows
 
 if TYPE_CHECKING:
     from shoal.store.client import Session
 
-__all__ = ["Tensor"]
 
-
-class Tensor:
+class Tensor(Handle):
     """One dense float32 parameter of any shape, with its optimizer, held by the servers.
 
     Made by `Client.tensor`. `pull` gives a torch tensor if the handle was opened with one as value, a
@@ -36,55 +31,22 @@ class Tensor:
 
     def __init__(self, session: Session, entry: TableEntry, codec: Codec, torch: bool) -> None:
         assert entry.shape is not None
-        self._session = session
-        self._entry = entry
-        self._id = entry.id
+        super().__init__(session, entry, codec)
         self._shape = entry.shape
-        self._codec = codec
         self._torch = torch
-        self._where = entry.what
-
-    @property
-    def name(self) -> str:
-        """The name it was opened by."""
-        return self._entry.name
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
         return self._shape
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer, as of when this handle was opened."""
-        return self._entry.optimizer
-
-    @property
-    def wire(self) -> Codec:
-        """How values travel between this client and the servers."""
-        return self._codec
-
     def pull(self, out: ArrayLike = None, timeout: float | None = None) -> Any:
         """The present value; with `out` (float32, contiguous) it is written there and `out` returned."""
-        started = time.monotonic()
-        return self._pull(out, timeout)._rest(started)
+        return self._begin_pull(None, out, timeout)._rest()
 
     def pull_async(self, out: ArrayLike = None, timeout: float | None = None) -> Ticket:
         """Begin a pull; the ticket's `wait` gives the value. `out` must be left alone until then."""
-        return self._pull(out, timeout)._in_background()
-
-    def _pull(self, out: ArrayLike, timeout: float | None) -> Ticket:
-        seconds = self._session.deadline(timeout)
-        memory = None if out is None else as_out(out, self._shape, self._where).reshape(-1)
-        try:
-            ticket = self._session.core.pull_tensor(
-                self._id, codec=self._codec, out=memory, timeout_s=seconds
-            )
-        except _core.CoreError as error:
-            raise self._session.error(error, self._where) from None
-        return Ticket(
-            ticket, self._where, seconds, self._session, shape=self._shape, out=out, torch=self._torch
-        )
+        return self._begin_pull(None, out, timeout)._in_background()
 
     def push(
         self, grad: ArrayLike, lr: float | None = None, step: int = 0, timeout: float | None = None
@@ -93,14 +55,13 @@ class Tensor:
 
         A gradient that is not finite is refused as a whole: nothing is applied.
         """
-        started = time.monotonic()
-        self._push(grad, lr, step, timeout)._rest(started)
+        self._begin_push(None, grad, lr, step, timeout)._rest()
 
     def push_async(
         self, grad: ArrayLike, lr: float | None = None, step: int = 0, timeout: float | None = None
     ) -> Ticket:
         """Begin a push. The array may be reused as soon as this returns."""
-        return self._push(grad, lr, step, timeout)._in_background()
+        return self._begin_push(None, grad, lr, step, timeout)._in_background()
 
     def _push(
         self,
@@ -108,54 +69,42 @@ class Tensor:
         lr: float | None,
         step: int,
         timeout: float | None,
-        pulled: ArrayLike = None,
-        compensation: float = 0.0,
+        pulled: ArrayLike,
+        compensation: float,
     ) -> Ticket:
-        seconds = self._session.deadline(timeout)
-        values = as_floats(grad, self._shape, "grad", self._where)
-        try:
-            ticket = self._session.core.push_tensor(
-                self._id,
-                values.reshape(-1),
-                lr=math.nan if lr is None else check_lr(lr, self._where),
-                codec=self._codec,
-                step=check_step(step, self._where),
-                pulled=None if pulled is None else as_floats(pulled, self._shape, "pulled", self._where),
-                dc_lambda=compensation,
-                timeout_s=seconds,
-            )
-        except _core.CoreError as error:
-            raise self._session.error(error, self._where) from None
-        return Ticket(ticket, self._where, seconds, self._session)
+        """With delay compensation: servers add what the change since `pulled` would have made of it."""
+        started, session = time.monotonic(), self._session
+        seconds = session.deadline(timeout)
+        _, _, flat, rate = self._push_item(None, grad, lr)
+        core = session.call(
+            self._where,
+            session.core.push_tensor,
+            self._id,
+            flat,
+            lr=rate,
+            codec=self._codec,
+            step=check_step(step, self._where),
+            pulled=as_floats(pulled, self._shape, "pulled", self._where),
+            dc_lambda=compensation,
+            timeout_s=seconds,
+        )
+        return Ticket(core, self._where, started, seconds, session)
 
     def assign(self, value: ArrayLike, timeout: float | None = None) -> None:
         """Set the value; the optimizer's state stays."""
-        started = time.monotonic()
-        self._assign(value, timeout)._rest(started)
+        self._begin_assign(None, value, timeout)._rest()
 
     def assign_async(self, value: ArrayLike, timeout: float | None = None) -> Ticket:
         """Begin an assign. The array may be reused as soon as this returns."""
-        return self._assign(value, timeout)._in_background()
+        return self._begin_assign(None, value, timeout)._in_background()
 
-    def _assign(self, value: ArrayLike, timeout: float | None) -> Ticket:
-        seconds = self._session.deadline(timeout)
-        values = as_floats(value, self._shape, "value", self._where)
-        try:
-            ticket = self._session.core.assign_tensor(self._id, values.reshape(-1), timeout_s=seconds)
-        except _core.CoreError as error:
-            raise self._session.error(error, self._where) from None
-        return Ticket(ticket, self._where, seconds, self._session)
+    def _asked(self, keys: ArrayLike, out: ArrayLike = None) -> Asked:
+        memory = None if out is None else as_out(out, self._shape, self._where).reshape(-1)
+        return Asked((self._id, None, memory), self._shape, out, self._torch)
 
-    def stats(self, timeout: float | None = None) -> dict[str, int]:
-        """Figures over all servers: value_bytes, state_bytes, memory_bytes, pushes, pulls."""
-        return self._session.table_stats(self._entry, self._session.deadline(timeout))
+    def _given(self, keys: ArrayLike, values: ArrayLike, name: str) -> tuple[None, FloatRows]:
+        return None, as_floats(values, self._shape, name, self._where).reshape(-1)
 
     def __repr__(self) -> str:
         state = "closed, " if self._session.closed else ""
         return f"<Tensor {self.name!r}: {state}shape={self._shape}, wire={self._codec}, {self.optimizer}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{self._where} cannot be pickled or copied: it belongs to a client of process "
-            f"{self._session.pid}. Send its name, and open it from a client of the other process"
-        )

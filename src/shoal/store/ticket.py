@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from shoal import _core
 from shoal.config import check_timeout
 from shoal.store.arrays import to_torch
+from shoal.types import ArrayLike, FloatRows, KeyArray
 
 if TYPE_CHECKING:
     from shoal.store.client import Session
 
-__all__ = ["Ticket"]
+
+class Asked(NamedTuple):
+    """What a pull asks of the core, and how its caller wants to have the answer."""
+
+    item: tuple[int, KeyArray | None, FloatRows | None]
+    shape: tuple[int, ...]
+    out: ArrayLike
+    torch: bool
+
+    def result(self, array: Any) -> Any:
+        """The caller's own memory, if the core has written there, or the array."""
+        if self.out is not None:
+            return self.out
+        if array.shape != self.shape:
+            array = array.reshape(self.shape)
+        return to_torch(array) if self.torch else array
 
 
 class Ticket:
@@ -26,36 +42,23 @@ class Ticket:
     (3, 2)
     """
 
-    __slots__ = (
-        "_core",
-        "_finished",
-        "_out",
-        "_result",
-        "_session",
-        "_shape",
-        "_timeout_s",
-        "_torch",
-        "_where",
-    )
+    __slots__ = ("_asked", "_core", "_finished", "_result", "_session", "_started", "_timeout_s", "_where")
 
     def __init__(
         self,
         core: _core.Ticket,
         where: str,
+        started: float,
         timeout_s: float,
         session: Session,
-        *,
-        shape: tuple[int, ...] = (),
-        out: Any = None,
-        torch: bool = False,
+        asked: Asked | None = None,
     ) -> None:
         self._core = core
         self._where = where
+        self._started = started
         self._timeout_s = timeout_s
         self._session = session  # while a ticket lives its client is not closed for want of a reference
-        self._shape = shape
-        self._out = out
-        self._torch = torch
+        self._asked = asked
         self._finished = False
         self._result: Any = None
 
@@ -73,9 +76,9 @@ class Ticket:
         self._session.check_process()
         return self._wait(self._timeout_s if timeout is None else check_timeout(timeout))
 
-    def _rest(self, started: float) -> Any:
-        """The result of a call that began at `started`: it waits for what is left of its time."""
-        return self._wait(max(0.0, started + self._timeout_s - time.monotonic()))
+    def _rest(self) -> Any:
+        """The result, for which it waits what is left of the call's time."""
+        return self._wait(max(0.0, self._started + self._timeout_s - time.monotonic()))
 
     def _wait(self, seconds: float) -> Any:
         if self._finished:
@@ -84,12 +87,8 @@ class Ticket:
             array = self._core.wait(seconds)
         except _core.CoreError as error:
             raise self._session.error(error, self._where, ticket=self) from None
-        if self._out is not None:
-            self._result = self._out
-        elif array is not None:
-            if array.shape != self._shape:
-                array = array.reshape(self._shape)
-            self._result = to_torch(array) if self._torch else array
+        if self._asked is not None:
+            self._result = self._asked.result(array)
         self._finished = True
         return self._result
 

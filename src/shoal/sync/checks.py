@@ -7,8 +7,6 @@ from typing import Any
 from shoal.errors import BadInput
 from shoal.settings import is_number
 
-__all__ = ["COUNT_MAX", "check_count", "check_fraction", "check_real"]
-
 # Steps, gradients and blocks: more than any run has, and what fits the core's numbers.
 COUNT_MAX = 1_000_000_000
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from shoal.errors import BadInput
 
-__all__ = ["mixing"]
-
 
 def mixing(n: int, rank: int) -> dict[int, float]:
     """Weights of the models that worker `rank` of `n` mixes, by rank; its own first.

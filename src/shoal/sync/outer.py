@@ -20,8 +20,6 @@ from shoal.errors import BadInput
 from shoal.optim import SGD
 from shoal.sync.checks import check_real
 
-__all__ = ["Outer", "average", "bmuf", "diloco"]
-
 # With one worker bmuf's momentum is none; the velocity must lie in the rows all the same, for more may come.
 _HARDLY_ANY = 1e-30
 

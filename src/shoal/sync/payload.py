@@ -10,8 +10,6 @@ from shoal.sync import outer as rules
 from shoal.sync.checks import check_count
 from shoal.sync.outer import Outer
 
-__all__ = ["Difference", "Gradient", "GradientSum", "Parameters", "Payload"]
-
 
 class Payload:
     """What all rules of this kind have in common; take one of the classes below."""

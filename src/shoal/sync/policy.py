@@ -16,8 +16,6 @@ from shoal.sync.proceed import UNBOUNDED, Always, Bounded, Proceed, Round, WithN
 from shoal.sync.scale import Compensate, Elastic, Mean, One, Scale, Share, Staleness
 from shoal.sync.take import All, Each, Every, First, Neighbours, Take
 
-__all__ = ["Home", "Policy", "State"]
-
 State: TypeAlias = Literal["keep", "average", "reset"]
 Home: TypeAlias = Literal["server", "worker", "peers", "shared"]
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from shoal.sync.checks import check_count
 
-__all__ = ["UNBOUNDED", "Always", "Bounded", "Proceed", "Round", "WithNeighbours"]
-
 # The core's number for a worker that waits for no one's clock.
 UNBOUNDED = -1
 

@@ -8,8 +8,6 @@ from typing import ClassVar
 from shoal.errors import BadInput
 from shoal.sync.checks import check_fraction, check_real
 
-__all__ = ["Compensate", "Elastic", "Mean", "One", "Scale", "Share", "Staleness"]
-
 
 class Scale:
     """What all rules of this kind have in common; take one of the classes below."""

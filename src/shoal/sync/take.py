@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from shoal.sync.checks import check_count, check_fraction
 
-__all__ = ["All", "Each", "Every", "First", "Neighbours", "Take"]
-
 
 class Take:
     """What all rules of this kind have in common; take one of the classes below."""

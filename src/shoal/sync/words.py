@@ -23,8 +23,6 @@ from shoal.sync.proceed import Always, Bounded, Round, WithNeighbours
 from shoal.sync.scale import Compensate, Elastic, Mean, One, Scale, Share, Staleness
 from shoal.sync.take import All, Each, Every, First, Neighbours
 
-__all__ = ["WORDS", "as_policy", "check_word", "parse", "parse_list", "usage"]
-
 _SHARE = Share()
 _BSP = Policy(Round(), All(), Mean(), Gradient()).called("bsp")
 
