@@ -91,8 +91,8 @@ def fail_behind(code: str) -> None:
     """Rank 1 exits with that code, and ends when the supervisor knows that rank 0 failed because of it."""
     job, rank = Path(os.environ["SHOAL_JOB"]), int(os.environ["SHOAL_RANK"])
     if rank == 1:
-        codes = lambda: [one["code"] for one in json.loads((job / "job.json").read_text())["workers"]]  # noqa: E731
-        atexit.register(until, lambda: codes()[0] is not None)
+        record = job / "job.json"
+        atexit.register(until, lambda: json.loads(record.read_text())["workers"][0]["code"] is not None)
     join()
     if rank == 1:
         print("going", file=sys.stderr)
