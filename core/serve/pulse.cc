@@ -19,10 +19,6 @@ constexpr auto kGrace = std::chrono::milliseconds(100);  // a thread that dials 
 constexpr auto kAnswerTime = std::chrono::seconds(1);    // of several, for one that may not lead
 constexpr auto kSilence = std::chrono::seconds(2);       // four beats
 constexpr int kNoSocket = -1;
-constexpr auto kHoldTime = std::chrono::milliseconds(900);
-// A hold ends by itself after this. The coordinator takes no cut that began later; a lost connection does not
-// end it sooner, for the coordinator may not have seen that yet.
-constexpr auto kHeldAtMost = std::chrono::seconds(2);
 
 int ms_left(Pulse::Clock::time_point until) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Pulse::Clock::now()).count();
@@ -148,8 +144,8 @@ void Pulse::run() {
 // Also ends a hold that is over meanwhile.
 bool Pulse::wait(int socket, Clock::time_point until) {
   std::vector<pollfd> sockets{{socket, POLLIN, 0}};
-  wake_->wait(sockets, held_ != 0 ? std::min(until, held_until_) : until);
-  if (held_ != 0 && Clock::now() >= held_until_) end_hold();
+  wake_->wait(sockets, hold_.holds() ? std::min(until, hold_.until()) : until);
+  if (hold_.holds() && Clock::now() >= hold_.until()) end_hold();
   return sockets[0].revents != 0;
 }
 
@@ -173,14 +169,11 @@ void Pulse::listen() {
 }
 
 void Pulse::obey(const PulseOrder& order) {
-  if (order.kind == PulseOrder::release && order.number == held_) end_hold();
+  if (order.kind == PulseOrder::release && hold_.holds(order.number)) end_hold();
   if (order.kind != PulseOrder::hold) return;
-  const auto now = Clock::now();
   end_hold();
-  if (!callbacks_.hold(now + kHoldTime)) return;
-  held_ = order.number;
-  held_until_ = now + kHeldAtMost;
-  beat(PulseBeat::held, order.number);
+  hold_.told(order.number, Clock::now());
+  if (callbacks_.hold(hold_.still_by())) beat(PulseBeat::held, hold_.kept());
 }
 
 void Pulse::beat(uint32_t kind, uint32_t number) {
@@ -192,7 +185,7 @@ void Pulse::beat(uint32_t kind, uint32_t number) {
 }
 
 void Pulse::end_hold() {
-  if (std::exchange(held_, 0) != 0) callbacks_.release();
+  if (hold_.end()) callbacks_.release();
 }
 
 }  // namespace shoal

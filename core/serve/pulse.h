@@ -22,6 +22,7 @@
 #include "net/fd.h"
 #include "net/wake_fd.h"
 #include "serve/dialling.h"
+#include "serve/hold.h"
 #include "serve/link.h"
 
 namespace shoal {
@@ -90,8 +91,7 @@ class Pulse {
   std::atomic<bool> stopping_{false};
   // Touched by thread_ only, once it runs:
   Line line_;
-  uint32_t held_ = 0;  // number of the order
-  Clock::time_point held_until_{};
+  HoldOrder hold_;
   Clock::time_point next_beat_{};
   std::thread thread_;
 };

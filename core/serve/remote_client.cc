@@ -349,13 +349,13 @@ Status RemoteClient::begin(ClientOperation& operation, bool is_push, Deadline de
   bool begun = false;
   const Status status = until(
       [&] {
-        if (is_push && held_ && !half_step_) return false;
+        if (is_push && !gate_.may_push()) return false;
         return begun || (begun = machine_.begin(operation, is_push));
       },
       deadline);
   if (status.code() == Code::timeout) {
     const std::lock_guard lock(mutex_);
-    if (held_) return {Code::timeout, operation.what + ": pushes are held for a checkpoint"};
+    if (gate_.held()) return {Code::timeout, operation.what + ": pushes are held for a checkpoint"};
     std::string text =
         operation.what + ": 256 pushes are open and none was acknowledged in time; waiting for ";
     for (uint32_t i = 0; i < servers_; ++i) text += machine_.has_open(i) ? describe_peer(i) : "";

@@ -144,10 +144,7 @@ class RemoteClient : public StoreClient {
   bool pumping_ = false;
   bool background_ = false;  // somebody left an operation to the background thread
   bool closing_ = false;
-  bool held_ = false;       // for a cut
-  bool in_job_ = false;     // it says when its steps end
-  bool half_step_ = false;  // pushes of a step are begun, and its end was not sent
-  size_t committing_ = 0;   // commits that begin or are waited for
+  PushGate gate_;
   uint64_t clock_ = 0;
   size_t waiters_ = 0;
   uint64_t reconnects_ = 0;

@@ -91,10 +91,10 @@ bool RemoteClient::hold(Deadline deadline) {
   bool in_job = false;
   {
     const std::lock_guard lock(mutex_);
-    held_ = true;
-    in_job = in_job_;
+    gate_.hold();
+    in_job = gate_.in_job();
   }
-  const auto still = [this] { return !machine_.writing() && committing_ == 0 && !half_step_; };
+  const auto still = [this] { return gate_.still(machine_); };
   Status status = until(still, deadline);
   if (status.ok() && in_job) {
     // The end of its last step was sent by the same connection: when this is answered, it was heard.
@@ -107,7 +107,7 @@ bool RemoteClient::hold(Deadline deadline) {
 
 void RemoteClient::release() {
   const std::lock_guard lock(mutex_);
-  held_ = false;
+  gate_.release();
   changed_.notify_all();
   wake();
 }

@@ -93,10 +93,9 @@ Status RemoteClient::send_sync(const std::shared_ptr<SyncOperation>& operation, 
   if (!status.ok() || (verb != SyncVerb::open && verb != SyncVerb::advance && verb != SyncVerb::leave))
     return status;
   const std::lock_guard lock(mutex_);
-  in_job_ = verb != SyncVerb::leave;
-  half_step_ = false;
+  gate_.step_ended(verb != SyncVerb::leave);
   if (verb == SyncVerb::advance) clock_ = operation->request.step + 1;
-  if (held_) {
+  if (gate_.held()) {
     changed_.notify_all();
     wake();
   }
@@ -108,14 +107,13 @@ Status RemoteClient::commit(const Commit& commit, Deadline deadline) {
   encode_commit(commit, body);
   bool begun = false;
   const auto begin = [&] {
-    if (!begun && !held_) committing_ += begun = true;
-    return begun;
+    return begun || (begun = gate_.begin_commit());
   };
   if (Status status = until(begin, deadline); !status.ok()) return status;
   Status status = ask(Kind::commit, nullptr, body, {}, deadline);
   const std::lock_guard lock(mutex_);
-  --committing_;
-  if (held_) changed_.notify_all();
+  gate_.end_commit();
+  if (gate_.held()) changed_.notify_all();
   return status;
 }
 
@@ -342,7 +340,7 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
   if (Status status = begin(*operation, true, deadline); !status.ok()) return status;
   if (options.mode == PushMode::update) {
     const std::lock_guard lock(mutex_);
-    half_step_ = in_job_;
+    gate_.pushed();
   }
   return sent_whole(operation, [&]() -> Result<OperationPtr> {
     for (size_t i = 0; i < frames.size(); ++i) {

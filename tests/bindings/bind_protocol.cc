@@ -19,6 +19,7 @@
 #include "net/handshake.h"
 #include "serve/client_protocol.h"
 #include "serve/fill.h"
+#include "serve/hold.h"
 #include "serve/request_builder.h"
 #include "serve/session.h"
 #include "store/store.h"
@@ -320,6 +321,26 @@ class SimClient {
     const Loss loss = protocol_.taken_over(shard, {.term = term, .version = version, .entry = entry});
     return nb::make_tuple(loss.version, loss.pushes);
   }
+
+  // What its pulse does with orders; times are seconds. The last moment to be still:
+  double told(uint32_t number, double now) {
+    release();
+    order_.told(number, HoldOrder::Time(seconds(now)));
+    gate_.hold();
+    return seconds_of(order_.still_by());
+  }
+  bool still() const { return gate_.still(machine_); }
+  double kept() {
+    order_.kept();
+    return seconds_of(order_.until());
+  }
+  void not_still() { gate_.release(); }
+  bool holds(uint32_t number) const { return order_.holds(number); }
+  void release() {
+    if (order_.end()) gate_.release();
+  }
+  bool may_push() const { return gate_.may_push(); }
+
   bool send_homeless() { return !protocol_.send_homeless().empty(); }
   bool homeless() const { return protocol_.homeless(); }
   void lost(uint32_t server) { machine_.lost(server); }
@@ -340,6 +361,12 @@ class SimClient {
   }
 
  private:
+  static std::chrono::nanoseconds seconds(double s) {
+    return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9));
+  }
+  static double seconds_of(HoldOrder::Time time) {
+    return std::chrono::duration<double>(time.time_since_epoch()).count();
+  }
   static std::shared_ptr<const Placement> alone(size_t servers, const std::vector<uint32_t>& placement) {
     auto made = std::make_shared<Placement>();
     for (uint32_t i = 0; i < servers; ++i)
@@ -354,6 +381,8 @@ class SimClient {
   RequestBuilder builder_;
   ClientProtocol protocol_;
   ClientMachine& machine_ = protocol_.machine();
+  PushGate gate_;
+  HoldOrder order_;
   Merger merger_;
   FrameReader reader_{kBodyMax};
   std::map<uint32_t, std::shared_ptr<const TableSpec>> tables_;
@@ -425,6 +454,13 @@ void bind_protocol(nb::module_& parent) {
       .def("incoming", &SimClient::incoming, "server"_a, "frame"_a)
       .def("set_placement", &SimClient::set_placement, "placement"_a)
       .def("taken_over", &SimClient::taken_over, "shard"_a, "term"_a, "version"_a, "entry"_a)
+      .def("told", &SimClient::told, "number"_a, "now"_a)
+      .def("still", &SimClient::still)
+      .def("kept", &SimClient::kept)
+      .def("not_still", &SimClient::not_still)
+      .def("holds", &SimClient::holds, "number"_a)
+      .def("release", &SimClient::release)
+      .def("may_push", &SimClient::may_push)
       .def("send_homeless", &SimClient::send_homeless)
       .def("homeless", &SimClient::homeless)
       .def("lost", &SimClient::lost, "server"_a)

@@ -168,6 +168,9 @@ class CoordinatedWorld(ChainWorld):
     def _worker(self, who: int) -> CoordinatedClient:
         return CoordinatedClient(self, who)
 
+    def _evictor(self, *what: Any) -> Evictor:
+        return Evictor(self, *what)
+
     def _populate(self) -> None:
         plan = self.plan
         self.chain_ledger = self.ledger = self.ledger_kind(plan, self.placement)
@@ -189,9 +192,12 @@ class CoordinatedWorld(ChainWorld):
 
     def _look(self) -> None:
         """Whether all is done: those who look after themselves all the time then end."""
-        self.over = self.process.over = super().finished()
+        self.over = self.process.over = self._done()
         if not self.over:
             self.clock.at(self.clock.now + LOOK_MS, self._look)
+
+    def _done(self) -> bool:
+        return super().finished()
 
     def finished(self) -> bool:
         return self.over
@@ -255,7 +261,7 @@ class CoordinatedWorld(ChainWorld):
         number = len(self._evictors)
         # It is known by its number before it has begun.
         self._evictors.append(None)  # type: ignore[arg-type]
-        self._evictors[number] = evictor = Evictor(self, EVICTORS + number, name, grant, wanted, done)
+        self._evictors[number] = evictor = self._evictor(EVICTORS + number, name, grant, wanted, done)
         evictor.start()
 
     def _end_evictors(self) -> None:

@@ -16,6 +16,7 @@ from .chain_rounds import (
 from .chains import make_chain_plan, run_chain_plan
 from .checkpoints import make_disk_plan, run_disk_plan
 from .coordinated import make_coordinator_plan, run_coordinator_plan
+from .cuts import make_cut_plan, run_cut_plan
 from .journals import make_journal_plan, run_journal_plan
 from .ledger import Violation
 from .losses import make_reload_plan, make_weak_plan, run_reload_plan, run_weak_plan
@@ -45,6 +46,7 @@ KINDS = {
     "reload": Kind(make_reload_plan, run_reload_plan, 100),
     "checkpoints": Kind(make_disk_plan, run_disk_plan, 120),
     "coordinator": Kind(make_coordinator_plan, run_coordinator_plan, 100),
+    "cuts": Kind(make_cut_plan, run_cut_plan, 100),
     "journal": Kind(make_journal_plan, run_journal_plan, 150),
 }
 

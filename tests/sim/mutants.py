@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from shoal import _core
 from shoal.checkpoint import keep, manifest, place, shards
-from shoal.fleet import coordinator_server, grants, losses, outcome, sqlite_journal
+from shoal.fleet import attendance, coordinator_server, cuts, grants, losses, outcome, sqlite_journal
 from shoal.fleet.decisions import ClientGranted
 from shoal.store import messages
 
@@ -149,6 +150,40 @@ def evicted_unfenced() -> None:
     grants.Grants.next = the_same  # type: ignore[method-assign]
 
 
+def images_begun_early() -> None:
+    """Servers begin their images when the first client has answered."""
+    held = cuts.Cuts.held
+
+    def hurried(self: cuts.Cuts, peer: int, number: int, now: float) -> cuts.Replies:
+        if self._work is not None and self._work.stage == "hold" and self._work.number == number:
+            self._work.waiting = {peer}
+        return held(self, peer, number, now)
+
+    cuts.Cuts.held = hurried  # type: ignore[method-assign]
+
+
+def late_images_count() -> None:
+    """Images count that were begun when the clients' holds had ended by themselves."""
+    cuts.BEGIN_S = 10.0
+
+
+def any_attempt() -> None:
+    """What a server says of an earlier attempt is taken for what it does now."""
+    report = cuts.Cuts.report
+
+    def believing(self: cuts.Cuts, peer: int, said: messages.PartReport, now: float) -> cuts.Replies:
+        number = said.number if self._work is None else self._work.number
+        return report(self, peer, msgspec.structs.replace(said, number=number), now)
+
+    cuts.Cuts.report = believing  # type: ignore[method-assign]
+
+
+def cut_without_unseen() -> None:
+    """Who is at work, and has not found a coordinator that was started again, is not waited for."""
+    attendance.Attendance.unseen = lambda *_: set()  # type: ignore[method-assign,assignment]
+
+
+CUT_MUTANTS = (images_begun_early, late_images_count, any_attempt, cut_without_unseen)
 COORDINATOR_MUTANTS = (answered_first, evicted_unfenced)
 LOSS_MUTANTS = (records_beyond_cut, last_takeover_only)
 CHECKPOINT_MUTANTS = (
@@ -162,7 +197,7 @@ CHECKPOINT_MUTANTS = (
 )
 PYTHON_MUTANTS: dict[str, Callable[[], None]] = {
     each.__name__: each
-    for each in (*CHECKPOINT_MUTANTS, *LOSS_MUTANTS, *COORDINATOR_MUTANTS, batch_in_pieces)
+    for each in (*CHECKPOINT_MUTANTS, *LOSS_MUTANTS, *COORDINATOR_MUTANTS, *CUT_MUTANTS, batch_in_pieces)
 }
 
 

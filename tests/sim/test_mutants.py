@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from .kinds import KINDS
-from .mutants import CHECKPOINT_MUTANTS, COORDINATOR_MUTANTS, LOSS_MUTANTS, PYTHON_MUTANTS
+from .mutants import CHECKPOINT_MUTANTS, COORDINATOR_MUTANTS, CUT_MUTANTS, LOSS_MUTANTS, PYTHON_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CALM_SEEDS = 20  # of this build; of the one that ships test_simulator.py runs them all
@@ -52,6 +52,12 @@ MUTANTS = {
     "reload": ["takeover_forgets", *(mutant.__name__ for mutant in LOSS_MUTANTS)],
     "passes": ["leased_twice", "units_of_the_dead"],
     "coordinator": [mutant.__name__ for mutant in COORDINATOR_MUTANTS],
+    "cuts": [
+        "held_in_flight",
+        "short_hold",
+        "image_without_records",
+        *(mutant.__name__ for mutant in CUT_MUTANTS),
+    ],
     "journal": ["batch_in_pieces"],
     "checkpoints": [mutant.__name__ for mutant in CHECKPOINT_MUTANTS],
 }

@@ -6,7 +6,7 @@ Those of the journal, which come from an earlier life of the coordinator, get ti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from shoal.fleet.decisions import ClientGranted
 from shoal.fleet.leases import LEASE_S, Lease
@@ -26,18 +26,34 @@ class Attendance:
 
     def __init__(self) -> None:
         self._until: dict[int, tuple[ClientGranted, float]] = {}
+        self._may_push: set[int] = set()  # they were heard of, now or by an earlier coordinator
 
     def granted(self, client: ClientGranted, until: float) -> None:
         """It is the newest of its name; one that has left is waited for no more."""
         self._until.pop(client.client_id, None)
         if rank_of(client.name) is not None and client.state != "left":
             self._until[client.client_id] = (client, until)
+        else:
+            self._may_push.discard(client.client_id)
+
+    def restored(self, client: ClientGranted) -> None:
+        """One of the journal's: it may be at work, and not have found this coordinator yet."""
+        self._may_push.add(client.client_id)
+
+    def unseen(self, reachable: Collection[int]) -> set[int]:
+        """Those that may push while they cannot be told to hold: not here again, or not fenced yet."""
+        return {
+            client_id
+            for client_id, (client, _) in self._until.items()
+            if client_id in self._may_push and (client.state == "evicting" or client_id not in reachable)
+        }
 
     def heard(self, client_id: int, incarnation: int, now: float) -> None:
         """Its pulse has come. One that is being evicted speaks for nobody."""
         client = self.newest(client_id)
         if client is not None and (client.incarnation, client.state) == (incarnation, "here"):
             self._until[client_id] = (client, now + LEASE_S)
+            self._may_push.add(client_id)
 
     def newest(self, client_id: int) -> ClientGranted | None:
         """The worker's life of now, unless it has left."""

@@ -82,7 +82,12 @@ class Coordinator:
         self._waiting: list[Waiting] = []
         self._began = now
         self.leases = Leases(now)
-        self._cuts = Cuts(options.shards, self.leases, lambda: self._placer.copying(self._roster.up))
+        self._cuts = Cuts(
+            options.shards,
+            self.leases,
+            lambda: self._placer.copying(self._roster.up),
+            lambda: self._attendance.unseen(self.leases.peers().values()),
+        )
 
     @property
     def ready(self) -> bool:
@@ -115,6 +120,8 @@ class Coordinator:
                 )
                 raise BadInput(f"the journal is of a cluster with {was}; this coordinator is for {is_}")
         self._apply(decision)
+        if isinstance(decision, ClientGranted):
+            self._attendance.restored(decision)
 
     def handle(self, peer: int, request: m.Request, now: float) -> Outcome:
         """Decide on one request of the connection `peer`. A request that cannot be met gets a Failure."""
@@ -138,7 +145,10 @@ class Coordinator:
                     self._heard[index] = min(lease_ends, now + _SUSPECT_S) - self._options.lease_s
         self._catalogue.opener_gone(peer)
         self.leases.closed(peer)
-        return Outcome(replies=self._cuts.closed(peer, now))
+        fills = self._cuts.fills
+        outcome = Outcome(replies=self._cuts.closed(peer, now))
+        self._let_fill(fills, outcome)
+        return outcome
 
     # The pulses of clients.
 
@@ -173,7 +183,9 @@ class Coordinator:
 
     def tick(self, now: float) -> Outcome:
         """Answer those whose deadline passed while they waited; give up whose lease has ended."""
+        fills = self._cuts.fills
         outcome = Outcome(replies=self._cuts.tick(now))
+        self._let_fill(fills, outcome)
         for waiting in [waiting for waiting in self._waiting if waiting.until <= now]:
             self._waiting.remove(waiting)
             outcome.replies.append((waiting.peer, waiting.too_late(self._roster, now)))
@@ -361,7 +373,9 @@ class Coordinator:
     ) -> None:
         self._placement()
         owners = lambda: by_owner(chains())  # noqa: E731
+        fills = self._cuts.fills
         outcome.replies += self._cuts.begin(peer, request, self._roster.peers, owners, now)
+        self._let_fill(fills, outcome)
 
     @_handle.register
     def _reload(self, request: m.ReloadStore, peer: int, now: float, outcome: Outcome) -> None:
@@ -381,11 +395,17 @@ class Coordinator:
 
     @_handle.register
     def _part(self, request: m.PartReport, peer: int, now: float, outcome: Outcome) -> None:
+        fills = self._cuts.fills
         outcome.replies += self._cuts.report(peer, request, now)
         if (reloaded := self._cuts.reloaded) is not None:
             self._cuts.reloaded = None
             self._adopted(*reloaded, outcome)
-        elif self.ready and self._cuts.fills == "all":  # fills that waited for its end go before the next
+        else:
+            self._let_fill(fills, outcome)
+
+    def _let_fill(self, before: str, outcome: Outcome) -> None:
+        """Fills that waited for a cut go before the next one, and copies before this one."""
+        if self.ready and self._cuts.fills not in ("none", before):
             self._changed(outcome)
 
     def _adopted(self, peer: int, request: m.ReloadStore, outcome: Outcome) -> None:

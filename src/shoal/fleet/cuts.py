@@ -67,7 +67,7 @@ _NO_IMAGES = ("wait", "call", "pause", "hold")
 
 class Cuts:
     """What is being saved or loaded, if anything. `copying`: the shards that are being filled, and those that
-    are short of copies and wait for a fill.
+    are short of copies and wait for a fill. `unseen`: clients that may push and cannot be told to hold.
     """
 
     def __init__(
@@ -75,10 +75,12 @@ class Cuts:
         shards: int,
         leases: Leases,
         copying: Callable[[], tuple[Set[int], Set[int]]] = lambda: (frozenset(), frozenset()),
+        unseen: Callable[[], Set[int]] = frozenset,
     ) -> None:
         self._shards = shards
         self._leases = leases
         self._copying = copying
+        self._unseen = unseen
         self.number = 0  # of the last order; another coordinator's are others
         self._work: _Work | None = None
         self._call = CutCall()
@@ -248,9 +250,9 @@ class Cuts:
 
     def _hold(self, work: _Work, now: float) -> Replies:
         self._leases.drop_expired(now)
-        unreachable = self._leases.unreachable()
+        unreachable = {lease.client_id for lease in self._leases.unreachable()} | self._unseen()
         if unreachable or self._leases.starting(now):
-            names = _list({lease.client_id for lease in unreachable})
+            names = _list(unreachable)
             return self._pause(work, now, f"waiting for client {names} to connect again, or to be given up")
         self.number += 1
         work.number = self.number
