@@ -138,7 +138,11 @@ bool Pulse::dial() {
 
 void Pulse::run() {
   while (!stopping_) {
-    if (line_.socket.valid() || dial()) listen();
+    try {
+      if (line_.socket.valid() || dial()) listen();
+    } catch (const std::bad_alloc&) {
+      // Dialled again below, and by then there may be memory.
+    }
     line_.socket.reset();
     if (!stopping_) wait(kNoSocket, Clock::now() + kRedialAfter);
   }
@@ -147,10 +151,9 @@ void Pulse::run() {
 
 // Also ends a hold that is over meanwhile.
 bool Pulse::wait(int socket, Clock::time_point until) {
-  std::vector<pollfd> sockets{{socket, POLLIN, 0}};
-  wake_->wait(sockets, held_ != 0 ? std::min(until, held_until_) : until);
+  const bool ready = wake_->wait(socket, held_ != 0 ? std::min(until, held_until_) : until);
   if (held_ != 0 && Clock::now() >= held_until_) end_hold();
-  return sockets[0].revents != 0;
+  return ready;
 }
 
 void Pulse::listen() {
@@ -177,7 +180,13 @@ void Pulse::obey(const PulseOrder& order) {
   if (order.kind != PulseOrder::hold) return;
   const auto now = Clock::now();
   end_hold();
-  if (!callbacks_.hold(now + kHoldTime)) return;
+  bool held = false;
+  try {
+    held = callbacks_.hold(now + kHoldTime);
+  } catch (const std::bad_alloc&) {
+    callbacks_.release();  // it may have begun
+  }
+  if (!held) return;
   held_ = order.number;
   held_until_ = now + kHeldAtMost;
   beat(PulseBeat::held, order.number);
