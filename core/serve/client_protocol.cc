@@ -94,8 +94,14 @@ void ClientProtocol::refused(const Request& request, Status why) {
     machine_.answered(request.server, request.header.request, std::move(why));
     return;
   }
-  if (auto open = machine_.withdraw(request.server, request.header.request))
-    homeless_.push_back(std::move(open));
+  move_open(request, homeless_);
+}
+
+// Where memory runs out it stays where it was: what is nowhere would be sent by nobody.
+void ClientProtocol::move_open(const Request& request, std::vector<std::shared_ptr<Request>>& to) {
+  to.emplace_back();
+  to.back() = machine_.withdraw(request.server, request.header.request);
+  if (to.back() == nullptr) to.pop_back();
 }
 
 bool ClientProtocol::set_placement(Placement placement) {
@@ -105,31 +111,40 @@ bool ClientProtocol::set_placement(Placement placement) {
   learn_names(placement);
   placement.any_copy = before->any_copy;
   const auto now = std::make_shared<const Placement>(std::move(placement));
-  builder_.set_placement(now);
+  // The new one holds last: where memory runs out before, whoever brought it can bring it again.
   for (uint32_t i = 0; i < before->servers.size(); ++i) {
     if (!before->is_up(i) || now->is_up(i)) continue;
     for (const auto& request : machine_.open_requests(i)) {
       const bool writes_here =
           is(*request, Kind::pull) && !request->parts.empty() && request->parts[0].values_segment != 0;
       if (writes_here)
-        strays_.push_back(machine_.withdraw(i, request->header.request));
+        move_open(*request, strays_);
       else
         refused(*request, gone(i));
     }
   }
+  builder_.set_placement(now);
   return true;
 }
 
 std::vector<uint32_t> ClientProtocol::send_homeless() {
   std::vector<uint32_t> servers;
-  const size_t count = homeless_.size();
-  for (size_t i = 0; i < count; ++i) {
-    for (auto& one : builder_.route(std::make_shared<Request>(*homeless_[i]))) {
-      servers.push_back(one->server);
-      machine_.add(std::move(one));
+  while (!homeless_.empty()) {
+    const std::shared_ptr<Request> request = homeless_.front();
+    const auto routed = builder_.route(std::make_shared<Request>(*request));
+    servers.reserve(servers.size() + routed.size());
+    for (size_t added = 0; added < routed.size(); ++added) {
+      try {
+        machine_.add(routed[added]);
+      } catch (...) {  // wholly or not at all: it is tried again
+        while (added-- > 0) machine_.answered(routed[added]->server, routed[added]->header.request, {});
+        throw;
+      }
+      servers.push_back(routed[added]->server);
     }
+    machine_.seal(*request->operation);
+    homeless_.erase(homeless_.begin());
   }
-  for (const auto& request : std::exchange(homeless_, {})) machine_.seal(*request->operation);
   return servers;
 }
 

@@ -3,10 +3,10 @@
 // Not thread-safe; the builder may be used by others meanwhile.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "serve/acknowledged.h"
@@ -38,8 +38,15 @@ class ClientProtocol {
   // Sends again, by the placement of now, what was refused because a shard is elsewhere; gives the servers.
   std::vector<uint32_t> send_homeless();
   // Pulls that a lost server was to write into shared memory, and may yet: they have to be made anew.
-  std::vector<std::shared_ptr<Request>> take_strays() { return std::exchange(strays_, {}); }
-  void put_back(std::shared_ptr<Request> stray) { strays_.push_back(std::move(stray)); }
+  // Gives one that `ready` is true of, or null.
+  template <typename Ready>
+  std::shared_ptr<Request> take_stray(Ready ready) {
+    const auto found = std::find_if(strays_.begin(), strays_.end(), ready);
+    if (found == strays_.end()) return nullptr;
+    const std::shared_ptr<Request> stray = *found;
+    strays_.erase(found);
+    return stray;
+  }
   bool strays() const { return !strays_.empty(); }
 
   // A server took the shard over: what is lost by that.
@@ -48,6 +55,7 @@ class ClientProtocol {
 
  private:
   void refused(const Request& request, Status why);
+  void move_open(const Request& request, std::vector<std::shared_ptr<Request>>& to);
   Status gone(uint32_t server) const { return {Code::moved, names_[server] + " is gone"}; }
   Status said(uint32_t server, const FrameView& answer) const;
   bool too_old(const FrameView& answer) const;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -28,7 +29,11 @@ class Dialling {
     auto dialling = std::make_shared<Dialling>();
     try {
       std::thread([=] {
-        dialling->end(dial());
+        try {
+          dialling->end(dial());
+        } catch (const std::bad_alloc&) {
+          dialling->end(Status{Code::unavailable, "out of memory"});
+        }
         done();
       }).detach();
     } catch (const std::system_error& error) {

@@ -134,7 +134,11 @@ bool Pulse::dial() {
 
 void Pulse::run() {
   while (!stopping_) {
-    if (line_.socket.valid() || dial()) listen();
+    try {
+      if (line_.socket.valid() || dial()) listen();
+    } catch (const std::bad_alloc&) {
+      // Dialled again below, and by then there may be memory.
+    }
     line_.socket.reset();
     if (!stopping_) wait(kNoSocket, Clock::now() + kRedialAfter);
   }
@@ -143,10 +147,9 @@ void Pulse::run() {
 
 // Also ends a hold that is over meanwhile.
 bool Pulse::wait(int socket, Clock::time_point until) {
-  std::vector<pollfd> sockets{{socket, POLLIN, 0}};
-  wake_->wait(sockets, hold_.holds() ? std::min(until, hold_.until()) : until);
+  const bool ready = wake_->wait(socket, hold_.holds() ? std::min(until, hold_.until()) : until);
   if (hold_.holds() && Clock::now() >= hold_.until()) end_hold();
-  return sockets[0].revents != 0;
+  return ready;
 }
 
 void Pulse::listen() {
@@ -173,7 +176,13 @@ void Pulse::obey(const PulseOrder& order) {
   if (order.kind != PulseOrder::hold) return;
   end_hold();
   hold_.told(order.number, Clock::now());
-  if (callbacks_.hold(hold_.still_by())) beat(PulseBeat::held, hold_.kept());
+  bool still = false;
+  try {
+    still = callbacks_.hold(hold_.still_by());
+  } catch (const std::bad_alloc&) {
+    callbacks_.release();  // it may have begun
+  }
+  if (still) beat(PulseBeat::held, hold_.kept());
 }
 
 void Pulse::beat(uint32_t kind, uint32_t number) {

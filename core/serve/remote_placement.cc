@@ -32,10 +32,11 @@ Loss RemoteClient::taken_over(uint16_t shard, const Shard::Began& began) {
 
 // A server that was given up may only sleep, and write the rows of a pull that it was sent when it wakes. So
 // the whole pull is made anew, through sockets and into memory that no server knows; the old memory is nobody
-// else's while that server has its connection. Under mutex_, by the pump: it alone writes to `out`.
+// else's while that server has its connection. Under mutex_, by the pump: it alone writes to `out`. Where
+// memory runs out the pull ends with that: it is half made, and nobody would go on with it.
 void RemoteClient::pull_anew(const Request& stray) {
-  const auto merger = mergers_.take();
   const auto pull = [&](const Request& one) {
+    const auto merger = mergers_.take();
     const auto operation = std::static_pointer_cast<PullOperation>(one.operation);
     if (operation->block->segment() == nullptr) return true;  // another of its requests strayed, too
     auto fresh = builder_.allocate(4 * operation->rows * operation->row_floats, false);
@@ -55,9 +56,14 @@ void RemoteClient::pull_anew(const Request& stray) {
     return true;
   };
   bool whole = true;
-  if (stray.joined.empty()) whole = pull(stray);
-  for (const auto& one : stray.joined) whole = whole && pull(*one);
-  machine_.seal(*stray.operation, whole ? Status{} : Status{Code::internal, "out of memory for a pull"});
+  try {
+    if (stray.joined.empty()) whole = pull(stray);
+    for (const auto& one : stray.joined) whole = whole && pull(*one);
+  } catch (const std::bad_alloc&) {
+    whole = false;
+  }
+  // So short that it needs no memory itself.
+  machine_.seal(*stray.operation, whole ? Status{} : Status{Code::internal, "out of memory"});
   changed_.notify_all();
 }
 
@@ -66,12 +72,10 @@ void RemoteClient::send_homeless() {
   {
     const std::lock_guard lock(mutex_);
     if (protocol_.strays()) {
-      for (auto& stray : protocol_.take_strays()) {
-        if (static_cast<const ClientOperation&>(*stray->operation).sealed)
-          pull_anew(*stray);
-        else
-          protocol_.put_back(std::move(stray));  // the caller is still sending the rest of it
-      }
+      const auto sealed = [](const auto& stray) {  // else the caller is still sending the rest of it
+        return static_cast<const ClientOperation&>(*stray->operation).sealed;
+      };
+      while (const auto stray = protocol_.take_stray(sealed)) pull_anew(*stray);
       servers = builder_.placement()->up();
     } else if (!protocol_.homeless()) {
       return;
