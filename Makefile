@@ -24,7 +24,8 @@ SANITIZED ?= -m 'not slow and not soak and not gloo' --timeout 600 --capture=sys
   $(STORE_TESTS:%=tests/process/test_%.py)
 BENCH_ARGS ?=
 SOAK_ARGS ?=
-FUZZ_ARGS ?= --seconds 600
+FUZZ_SECONDS ?= 600
+FUZZ_ARGS ?=
 
 .PHONY: help demo test ctest check format bench sanitize asan tsan fuzz mutants soak wheel install clean
 
@@ -48,9 +49,8 @@ bench: install $(VENV)/.bench ## measure Shoal and its peers in one run; BENCH_A
 
 sanitize: asan tsan ## C++ and store tests under ASan + UBSan, then under TSan
 
-fuzz: $(VENV)/.deps ## fuzz the frame parser and the sessions, ten minutes from a new seed; FUZZ_ARGS=... is passed on
-	scripts/build_tree asan -DSHOAL_SANITIZE=address,undefined -DSHOAL_TESTS=ON -DSHOAL_BINDINGS=ON
-	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 build/asan/tests/fuzz/fuzz_frames --seed $$RANDOM $(FUZZ_ARGS)
+fuzz: $(VENV)/.deps ## fuzz the frame parser and the sessions for FUZZ_SECONDS from a new seed; FUZZ_ARGS=... is passed on
+	scripts/fuzz $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 soak: install ## what takes longer than `make test` allows; SOAK_ARGS=... is passed on
 	$(PYTEST) -m soak --timeout 3600 $(SOAK_ARGS)

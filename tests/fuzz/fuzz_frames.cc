@@ -5,8 +5,8 @@
 // that it passes the checksum and reaches the code behind it); a frame of the corpus with some of its
 // bytes changed, sealed again or not. A conversation begins before the proof, or after it.
 //
-// With clang this file is a libFuzzer target (-fsanitize=fuzzer -DSHOAL_LIBFUZZER). Without, fuzz_main.cc
-// makes the inputs from a seed.
+// Where there is a clang with libFuzzer, that makes the inputs (scripts/fuzz); else, and in the bounded run
+// of the tests, fuzz_main.cc does.
 #include <fcntl.h>
 #include <unistd.h>
 

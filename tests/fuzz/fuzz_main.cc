@@ -1,8 +1,9 @@
-// Usage: fuzz_frames [--seconds N] [--runs N] [--seed N] [--replay FILE]
+// Usage: fuzz_frames [--seconds N] [--runs N] [--seed N] [--corpus DIRECTORY] [--replay FILE]
 //
 // Feeds LLVMFuzzerTestOneInput with inputs made from a seed, where there is no libFuzzer: fresh ones, and
-// mutations of earlier ones (kept by chance: there is no coverage to tell which are good). An input that
-// crashes is what lies in fuzz-input.bin afterwards: replay it with --replay.
+// mutations of earlier ones that took a way through the code that none had taken before. Those are kept, in
+// the directory too if there is one, whose inputs are the first. An input that crashes is what lies in
+// fuzz-input.bin afterwards: replay it with --replay.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,11 +12,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "edges.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -27,29 +31,30 @@ struct Options {
   uint64_t seed = 1;
   uint64_t runs = UINT64_MAX;
   double seconds = 10.0;
+  std::string corpus;
   std::string replay;
 };
+
+constexpr size_t kInputMax = 20'000;
 
 class Inputs {
  public:
   explicit Inputs(uint64_t seed) : random_(seed) {}
 
+  void keep(Bytes input) { kept_.push_back(std::move(input)); }
+  size_t kept() const { return kept_.size(); }
+
   Bytes next() {
-    Bytes input = corpus_.empty() || random_() % 4 == 0 ? fresh() : corpus_[random_() % corpus_.size()];
-    for (uint64_t changes = random_() % 6; changes > 0; --changes) {
-      mutate(input);
-    }
-    if (corpus_.size() < 256) {
-      corpus_.push_back(input);
-    } else if (random_() % 8 == 0) {
-      corpus_[random_() % corpus_.size()] = input;
-    }
+    if (kept_.empty() || random_() % 16 == 0) return fresh();
+    Bytes input = kept_[random_() % kept_.size()];
+    for (uint64_t changes = 1 + random_() % 6; changes > 0; --changes) mutate(input);
+    if (input.size() > kInputMax) input.resize(kInputMax);
     return input;
   }
 
  private:
   Bytes fresh() {
-    Bytes input(random_() % (random_() % 16 == 0 ? 20'000 : 600));
+    Bytes input(random_() % (random_() % 16 == 0 ? kInputMax : 600));
     for (uint8_t& byte : input) {
       byte = static_cast<uint8_t>(random_());
     }
@@ -69,17 +74,17 @@ class Inputs {
       case 2: input.erase(input.begin() + offset(at)); break;
       case 3: input.insert(input.begin() + offset(at), static_cast<uint8_t>(random_())); break;
       default: {  // the rest of another one
-        const Bytes other = corpus_.empty() ? fresh() : corpus_[random_() % corpus_.size()];
+        const Bytes& other = kept_[random_() % kept_.size()];
+        const size_t from = random_() % (other.size() + 1);
+        const Bytes rest(other.begin() + offset(from), other.end());  // of itself, perhaps
         input.resize(at);
-        if (!other.empty()) {
-          input.insert(input.end(), other.begin() + offset(random_() % other.size()), other.end());
-        }
+        input.insert(input.end(), rest.begin(), rest.end());
       }
     }
   }
 
   std::mt19937_64 random_;
-  std::vector<Bytes> corpus_;
+  std::vector<Bytes> kept_;
 };
 
 Options parse(int argc, char** argv) {
@@ -93,6 +98,8 @@ Options parse(int argc, char** argv) {
       options.runs = std::stoull(value);
     } else if (name == "--seed") {
       options.seed = std::stoull(value);
+    } else if (name == "--corpus") {
+      options.corpus = value;
     } else if (name == "--replay") {
       options.replay = value;
     } else {
@@ -103,29 +110,62 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-// Runs inputs until the end; the one under way is always in `file`, where a crash leaves it.
-int run(const Options& options, int file) {
-  using Clock = std::chrono::steady_clock;
-  const std::chrono::duration<double> time(options.seconds);
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(time);
-  Inputs inputs(options.seed);
-  unsigned long long runs = 0;
-  for (; runs < options.runs && Clock::now() < end; ++runs) {
-    const Bytes input = inputs.next();
-    if (pwrite(file, input.data(), input.size(), 0) < 0 ||
-        ftruncate(file, static_cast<off_t>(input.size())) != 0) {
-      return 2;
-    }
-    LLVMFuzzerTestOneInput(input.data(), input.size());
-  }
-  std::printf("%llu inputs from seed %llu, no failure\n", runs,
-              static_cast<unsigned long long>(options.seed));
-  return 0;
+Bytes read_input(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
+// The input under way is always in a file, where a crash leaves it.
+class Runner {
+ public:
+  Runner(const Options& options, int file) : options_(options), file_(file), inputs_(options.seed) {}
+
+  int run() {
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    const auto seconds = [start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+    if (!options_.corpus.empty()) {
+      for (const auto& entry : std::filesystem::directory_iterator(options_.corpus))
+        if (Bytes input = read_input(entry.path()); try_input(input)) inputs_.keep(std::move(input));
+    }
+    unsigned long long runs = 0;
+    for (; runs < options_.runs && seconds() < options_.seconds; ++runs) {
+      Bytes input = inputs_.next();
+      if (!try_input(input)) continue;
+      if (!options_.corpus.empty()) save(input);
+      inputs_.keep(std::move(input));
+    }
+    std::printf("%llu inputs from seed %llu in %.0f s, %zu kept, %zu edges, no failure\n", runs,
+                static_cast<unsigned long long>(options_.seed), seconds(), inputs_.kept(),
+                edges::count_seen());
+    return 0;
+  }
+
+ private:
+  // True: it went where none was before.
+  bool try_input(const Bytes& input) {
+    if (pwrite(file_, input.data(), input.size(), 0) < 0 ||
+        ftruncate(file_, static_cast<off_t>(input.size())) != 0) {
+      std::exit(2);
+    }
+    edges::forget_path();
+    LLVMFuzzerTestOneInput(input.data(), input.size());
+    return edges::count_news() > 0;
+  }
+
+  void save(const Bytes& input) const {
+    const auto name = std::to_string(options_.seed) + "-" + std::to_string(inputs_.kept());
+    std::ofstream(options_.corpus + "/" + name, std::ios::binary)
+        .write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));
+  }
+
+  const Options& options_;
+  const int file_;
+  Inputs inputs_;
+};
+
 int replay(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const Bytes input{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const Bytes input = read_input(path);
   return LLVMFuzzerTestOneInput(input.data(), input.size());
 }
 
@@ -147,7 +187,7 @@ int main(int argc, char** argv) {
     // Every refusal is logged, and almost everything here is refused: the child is silent, and what fails
     // in it fails again below, with its report.
     dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
-    const int code = run(options, file);
+    const int code = Runner(options, file).run();
     std::fflush(stdout);
     _exit(code);
   }
