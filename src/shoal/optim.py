@@ -49,18 +49,18 @@ class Optimizer:
         )
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    def _numbers(self, *names: str) -> None:
-        """Check these fields and make them floats."""
-        for name in names:
-            check_number(self, name, getattr(self, name), low=0)
+    def __post_init__(self) -> None:
+        """Check every field by its type; numbers become floats."""
+        for name, value in vars(self).items():
+            kind = self.__annotations__[name]
+            if kind == "float":
+                check_number(self, name, value, low=0)
+            elif kind == "bool" and not isinstance(value, bool):
+                raise BadInput(f"{type(self).__name__}: {name} is {value!r}; it must be True or False")
+            elif name == "betas":
+                self._check_betas(value)
 
-    def _flag(self, name: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, bool):
-            raise BadInput(f"{type(self).__name__}: {name} is {value!r}; it must be True or False")
-
-    def _betas(self) -> None:
-        betas: Any = getattr(self, "betas")  # noqa: B009 - only some classes have it
+    def _check_betas(self, betas: Any) -> None:
         good = isinstance(betas, tuple | list) and len(betas) == 2 and all(is_number(b) for b in betas)
         if not good or not all(0 <= b < 1 for b in betas):
             raise BadInput(f"{type(self).__name__}: betas is {betas!r}; it must be two numbers in [0, 1)")
@@ -93,8 +93,7 @@ class SGD(Optimizer):
     kind: str = kind_field("sgd")
 
     def __post_init__(self) -> None:
-        self._numbers("lr", "momentum", "dampening", "weight_decay")
-        self._flag("nesterov")
+        super().__post_init__()
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise BadInput(
                 f"SGD: nesterov needs a momentum above 0 and dampening 0; "
@@ -124,9 +123,6 @@ class Adagrad(Optimizer):
     eps: float = 1e-10
     kind: str = kind_field("adagrad")
 
-    def __post_init__(self) -> None:
-        self._numbers("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
-
     def layout(self) -> tuple[str, ...]:
         return (self.kind, "lr_decay") if self.lr_decay else (self.kind,)
 
@@ -146,9 +142,6 @@ class RowwiseAdagrad(Optimizer):
     eps: float = 1e-10
     kind: str = kind_field("rowwise_adagrad")
 
-    def __post_init__(self) -> None:
-        self._numbers("lr", "weight_decay", "initial_accumulator_value", "eps")
-
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
@@ -165,10 +158,6 @@ class Adam(Optimizer):
     weight_decay: float = 0.0
     kind: str = kind_field("adam")
 
-    def __post_init__(self) -> None:
-        self._numbers("lr", "eps", "weight_decay")
-        self._betas()
-
 
 @dataclass(frozen=True)
 class AdamW(Optimizer):
@@ -184,10 +173,6 @@ class AdamW(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 1e-2
     kind: str = kind_field("adamw")
-
-    def __post_init__(self) -> None:
-        self._numbers("lr", "eps", "weight_decay")
-        self._betas()
 
 
 @dataclass(frozen=True)
@@ -207,7 +192,7 @@ class FTRL(Optimizer):
     kind: str = kind_field("ftrl")
 
     def __post_init__(self) -> None:
-        self._numbers("lr", "beta", "l1", "l2", "initial_accumulator_value")
+        super().__post_init__()
         if self.lr == 0:
             raise BadInput("FTRL: lr is 0; its update divides by lr, so it must be above 0")
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shoal.errors import BadInput, Unavailable
 
@@ -158,17 +159,11 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-class _said:  # noqa: N801
+@contextmanager
+def _said(what: str) -> Iterator[None]:
     """What a file system raises, as Unavailable that begins so."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        # Clients of object stores have errors of their own, with no common class.
-        if isinstance(error, Exception):
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise Unavailable(f"{self._what}: {reason}") from error
+    try:
+        yield
+    except Exception as error:  # clients of object stores have errors with no common class
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Unavailable(f"{what}: {reason}") from error

@@ -6,7 +6,9 @@ that it describes, however often clients come and go.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from functools import reduce
+from operator import or_
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -14,40 +16,40 @@ from shoal.store.catalogue import TableEntry, decode_setting
 from shoal.store.messages import Lost, Takeover
 
 
-class _Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """One of those below. `KEY` is what it is about, and makes its `key`."""
+
+    KEY: ClassVar[str]
+
     @property
     def key(self) -> str:
-        raise NotImplementedError
+        """By what it is known in the journal."""
+        return self.KEY.format(self)
 
 
-class ClusterFormed(_Decision, frozen=True, kw_only=True, tag="formed"):
+class ClusterFormed(Decision, frozen=True, kw_only=True, tag="formed"):
     """What the cluster is. Client ids begin at a random number: what a checkpoint of another cluster says of
     its clients is then never taken for one of this."""
 
+    KEY = "cluster"
     shards: int
     servers: int
     replicas: int = 0
     client_ids_from: int = 0
 
-    @property
-    def key(self) -> str:
-        return "cluster"
 
-
-class LifeBegan(_Decision, frozen=True, kw_only=True, tag="life"):
+class LifeBegan(Decision, frozen=True, kw_only=True, tag="life"):
     """A coordinator has taken over: the first, the next after it died, or another one. The numbers of its
     orders begin with its life's, so that none is taken for one of an earlier life."""
 
+    KEY = "life"
     number: int
 
-    @property
-    def key(self) -> str:
-        return "life"
 
-
-class ServerPlaced(_Decision, frozen=True, kw_only=True, tag="server"):
+class ServerPlaced(Decision, frozen=True, kw_only=True, tag="server"):
     """A server has an index for the life of the cluster."""
 
+    KEY = "server/{0.index}"
     index: int
     identity: str
     pid: int
@@ -55,53 +57,40 @@ class ServerPlaced(_Decision, frozen=True, kw_only=True, tag="server"):
     port: int
     unix_path: str
 
-    @property
-    def key(self) -> str:
-        return f"server/{self.index}"
 
-
-class ServerLeaving(_Decision, frozen=True, kw_only=True, tag="leaving"):
+class ServerLeaving(Decision, frozen=True, kw_only=True, tag="leaving"):
     """A server is to go when its shards have moved."""
 
+    KEY = "leaving/{0.index}"
     index: int
-
-    @property
-    def key(self) -> str:
-        return f"leaving/{self.index}"
 
 
 # Why a server is gone that left in order.
 LEFT = "it was removed, and its shards have moved"
 
 
-class ServerGone(_Decision, frozen=True, kw_only=True, tag="gone"):
+class ServerGone(Decision, frozen=True, kw_only=True, tag="gone"):
     """A server was given up, or has left: whatever it says from now on is not heard."""
 
+    KEY = "gone/{0.index}"
     index: int
     why: str
 
-    @property
-    def key(self) -> str:
-        return f"gone/{self.index}"
 
-
-class Placed(_Decision, frozen=True, kw_only=True, tag="placed"):
+class Placed(Decision, frozen=True, kw_only=True, tag="placed"):
     """Shard -> its chain of servers, and shard -> term, which only grows. `version` counts placements.
 
     `first_to_know`: servers that must have learnt it before others are told (`shoal.fleet.placer`).
     """
 
+    KEY = "placement"
     version: int
     terms: tuple[int, ...]
     chains: tuple[tuple[int, ...], ...]
     first_to_know: tuple[int, ...] = ()
 
-    @property
-    def key(self) -> str:
-        return "placement"
 
-
-class ClientGranted(_Decision, frozen=True, kw_only=True, tag="client"):
+class ClientGranted(Decision, frozen=True, kw_only=True, tag="client"):
     """A client has this id and incarnation. Of those without a name only the highest id matters.
 
     Of a worker: it is evicted under this life, or has left, and nobody has its place. `instead_of`: what it
@@ -119,21 +108,18 @@ class ClientGranted(_Decision, frozen=True, kw_only=True, tag="client"):
         return "client" if self.name is None else f"client/{self.name}"
 
 
-class TableDefined(_Decision, frozen=True, kw_only=True, tag="table"):
+class TableDefined(Decision, frozen=True, kw_only=True, tag="table"):
     """A table or tensor is as the entry says."""
 
+    KEY = "table/{0.entry.name}"
     entry: TableEntry
-
-    @property
-    def key(self) -> str:
-        return f"table/{self.entry.name}"
 
 
 # Of takeovers, and of losses: so many are known, and the oldest give way.
 LOSSES_MAX = 4096
 
 
-class TakenOver(_Decision, frozen=True, kw_only=True, tag="takeover"):
+class TakenOver(Decision, frozen=True, kw_only=True, tag="takeover"):
     """A server has taken a shard over. They are numbered from 1."""
 
     number: int
@@ -144,7 +130,7 @@ class TakenOver(_Decision, frozen=True, kw_only=True, tag="takeover"):
         return f"takeover/{self.number % LOSSES_MAX}"
 
 
-class LossTold(_Decision, frozen=True, kw_only=True, tag="loss"):
+class LossTold(Decision, frozen=True, kw_only=True, tag="loss"):
     """A client has said what it lost by a takeover. They are numbered from 1."""
 
     number: int
@@ -155,21 +141,10 @@ class LossTold(_Decision, frozen=True, kw_only=True, tag="loss"):
         return f"loss/{self.number % LOSSES_MAX}"
 
 
-Decision: TypeAlias = (
-    ClusterFormed
-    | LifeBegan
-    | ServerPlaced
-    | ServerLeaving
-    | ServerGone
-    | Placed
-    | ClientGranted
-    | TableDefined
-    | TakenOver
-    | LossTold
-)
-
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[Decision] = msgspec.msgpack.Decoder(Decision, dec_hook=decode_setting)
+_DECODER: msgspec.msgpack.Decoder[Decision] = msgspec.msgpack.Decoder(
+    reduce(or_, Decision.__subclasses__()), dec_hook=decode_setting
+)
 
 
 def encode(decision: Decision) -> bytes:

@@ -14,7 +14,6 @@ MAGIC = 0x4C504853  # larger than any length with which a control message begins
 _HELLO = struct.Struct("<IQ32s")  # behind the magic
 _BEAT = struct.Struct("<IIQQQ")
 _ORDER = struct.Struct("<II")
-NONCE_BYTES = 32
 
 
 class BeatKind(IntEnum):

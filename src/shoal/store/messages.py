@@ -16,7 +16,9 @@ that the coordinator says unasked is a `PartOrder` to a server, which answers by
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from functools import reduce
+from operator import or_
+from typing import Literal
 
 import msgspec
 
@@ -29,39 +31,48 @@ HANDSHAKE_BYTES_MAX = 512
 LENGTH_BYTES = 4
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"): ...
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What a frame carries: one of the handshake, a request or a reply."""
 
 
-class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+class Request(Message, frozen=True, kw_only=True):
+    """What is asked of the coordinator, or told to it."""
+
+
+class Reply(Message, frozen=True, kw_only=True):
+    """What the coordinator says."""
+
+
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """The first message on a connection."""
 
     version: int
     nonce: bytes
 
 
-class Challenge(_Message, frozen=True, kw_only=True, tag="challenge"):
+class Challenge(Message, frozen=True, kw_only=True, tag="challenge"):
     """The coordinator's half of what must be signed."""
 
     nonce: bytes
 
 
-class Proof(_Message, frozen=True, kw_only=True, tag="proof"):
+class Proof(Message, frozen=True, kw_only=True, tag="proof"):
     """The client has the token."""
 
     mac: bytes
 
 
-class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """The coordinator has it, too; requests may begin."""
 
     mac: bytes
 
 
-class GetCluster(_Message, frozen=True, kw_only=True, tag="get_cluster"):
+class GetCluster(Request, frozen=True, kw_only=True, tag="get_cluster"):
     """What a server must know before it starts."""
 
 
-class RegisterServer(_Message, frozen=True, kw_only=True, tag="register_server"):
+class RegisterServer(Request, frozen=True, kw_only=True, tag="register_server"):
     """A server is up. `identity` is its own random name: registering again is harmless."""
 
     identity: str
@@ -73,7 +84,7 @@ class RegisterServer(_Message, frozen=True, kw_only=True, tag="register_server")
     index: int | None = None
 
 
-class JoinCluster(_Message, frozen=True, kw_only=True, tag="join"):
+class JoinCluster(Request, frozen=True, kw_only=True, tag="join"):
     """A client wants an id. Waits up to `wait_s` for the servers to be there.
 
     `instead_of`: the incarnation that it was, and that was evicted; Fenced if another client has its place.
@@ -84,25 +95,25 @@ class JoinCluster(_Message, frozen=True, kw_only=True, tag="join"):
     instead_of: int | None = None
 
 
-class OpenTable(_Message, frozen=True, kw_only=True, tag="open"):
+class OpenTable(Request, frozen=True, kw_only=True, tag="open"):
     """Create or open a table or tensor."""
 
     request: TableRequest
 
 
-class TensorWritten(_Message, frozen=True, kw_only=True, tag="written"):
+class TensorWritten(Request, frozen=True, kw_only=True, tag="written"):
     """The first value of a tensor is in place."""
 
     name: str
 
 
-class ListTables(_Message, frozen=True, kw_only=True, tag="list_tables"):
+class ListTables(Request, frozen=True, kw_only=True, tag="list_tables"):
     """The tables with an id above `after`, some at a time."""
 
     after: int = 0
 
 
-class GetStatus(_Message, frozen=True, kw_only=True, tag="get_status"):
+class GetStatus(Request, frozen=True, kw_only=True, tag="get_status"):
     """Who is there."""
 
 
@@ -127,7 +138,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     pushes: int = 0
 
 
-class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
+class WatchPlacement(Request, frozen=True, kw_only=True, tag="watch"):
     """Answered when there is a placement newer than `after`, or work for this server, or after `wait_s`.
 
     A server says who it is, and thereby that it lives: its lease is renewed. `filling`: the orders that it
@@ -147,7 +158,7 @@ class WatchPlacement(_Message, frozen=True, kw_only=True, tag="watch"):
     lost: tuple[Lost, ...] = ()
 
 
-class Filled(_Message, frozen=True, kw_only=True, tag="filled"):
+class Filled(Request, frozen=True, kw_only=True, tag="filled"):
     """A server has filled another, as the order of that `number` told it; `error` says why it has not."""
 
     number: int
@@ -157,20 +168,20 @@ class Filled(_Message, frozen=True, kw_only=True, tag="filled"):
     error: str = ""
 
 
-class EvictServer(_Message, frozen=True, kw_only=True, tag="evict"):
+class EvictServer(Request, frozen=True, kw_only=True, tag="evict"):
     """Its process was seen to end, or it is to end: shards go on without it."""
 
     index: int
     why: str
 
 
-class RemoveServer(_Message, frozen=True, kw_only=True, tag="remove"):
+class RemoveServer(Request, frozen=True, kw_only=True, tag="remove"):
     """Move its shards to the other servers, and then let it go."""
 
     index: int
 
 
-class SaveStore(_Message, frozen=True, kw_only=True, tag="save"):
+class SaveStore(Request, frozen=True, kw_only=True, tag="save"):
     """All servers are to write their shards, as of one cut, under URL/name. Answered when they have.
 
     `call_s`: how long workers have to come to the end of a step, so as to add their state; 0: none is wanted.
@@ -185,7 +196,7 @@ class SaveStore(_Message, frozen=True, kw_only=True, tag="save"):
     gives_way: bool = True
 
 
-class AttendCut(_Message, frozen=True, kw_only=True, tag="attend"):
+class AttendCut(Request, frozen=True, kw_only=True, tag="attend"):
     """A worker asks whether a cut is wanted; `here`: it adds its state. `ready`: it has a copy for the
     checkpoint of that name. `aligned`: the cut must not lie within a step that it makes together with others.
     `stands`: it saves, and makes no step; `waits`: it may be in one that ends when others make theirs.
@@ -199,7 +210,7 @@ class AttendCut(_Message, frozen=True, kw_only=True, tag="attend"):
     here: bool = True
 
 
-class LoadStore(_Message, frozen=True, kw_only=True, tag="load"):
+class LoadStore(Request, frozen=True, kw_only=True, tag="load"):
     """All servers are to read URL/name; first all check it. `tables`: its ids -> those of this cluster."""
 
     url: str
@@ -209,7 +220,7 @@ class LoadStore(_Message, frozen=True, kw_only=True, tag="load"):
     wait_s: float
 
 
-class ReloadStore(_Message, frozen=True, kw_only=True, tag="reload"):
+class ReloadStore(Request, frozen=True, kw_only=True, tag="reload"):
     """These servers have ended: what only they had is read from URL/name by others, which then have it.
 
     `together`: all shards go back to it, as they must where the sync shard is among the lost. Else the others
@@ -232,7 +243,7 @@ class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-class PartReport(_Message, frozen=True, kw_only=True, tag="part"):
+class PartReport(Request, frozen=True, kw_only=True, tag="part"):
     """How far a server is with an order. `part` None of one that was saved: that base is not to be had."""
 
     number: int
@@ -243,7 +254,7 @@ class PartReport(_Message, frozen=True, kw_only=True, tag="part"):
     message: str = ""
 
 
-class PartOrder(_Message, frozen=True, kw_only=True, tag="order"):
+class PartOrder(Reply, frozen=True, kw_only=True, tag="order"):
     """What a server is to do with these of its shards; another one than the last ends that."""
 
     number: int
@@ -258,7 +269,7 @@ class PartOrder(_Message, frozen=True, kw_only=True, tag="order"):
     reload: Literal["", "alone", "together"] = ""
 
 
-class StoreSaved(_Message, frozen=True, kw_only=True, tag="saved"):
+class StoreSaved(Reply, frozen=True, kw_only=True, tag="saved"):
     """All parts are written. `workers`: the ranks that write their state. `again`: why not, instead."""
 
     parts: tuple[PartInfo, ...] = ()
@@ -268,7 +279,7 @@ class StoreSaved(_Message, frozen=True, kw_only=True, tag="saved"):
     again: str = ""
 
 
-class CutNews(_Message, frozen=True, kw_only=True, tag="cut"):
+class CutNews(Reply, frozen=True, kw_only=True, tag="cut"):
     """The last cut that workers were called to. It `begins`: clocks may be those of any moment from then on,
     until it is `made`; then `clocks` are the workers' in it. `restored`: the checkpoint (URL/NAME) that the
     clocks were last taken back to.
@@ -281,7 +292,7 @@ class CutNews(_Message, frozen=True, kw_only=True, tag="cut"):
     restored: str = ""
 
 
-class ClusterInfo(_Message, frozen=True, kw_only=True, tag="cluster"):
+class ClusterInfo(Reply, frozen=True, kw_only=True, tag="cluster"):
     """What a cluster is. `weak`: replicas may lag behind what was acknowledged."""
 
     shards: int
@@ -290,7 +301,7 @@ class ClusterInfo(_Message, frozen=True, kw_only=True, tag="cluster"):
     weak: bool = False
 
 
-class ServerAdmitted(_Message, frozen=True, kw_only=True, tag="admitted"):
+class ServerAdmitted(Reply, frozen=True, kw_only=True, tag="admitted"):
     """A server's place for the life of the cluster. `life` counts coordinators, one after the other."""
 
     index: int
@@ -318,7 +329,7 @@ class PlacementInfo(msgspec.Struct, frozen=True, kw_only=True):
     chains: tuple[tuple[int, ...], ...]
 
 
-class ClientGrant(_Message, frozen=True, kw_only=True, tag="granted"):
+class ClientGrant(Reply, frozen=True, kw_only=True, tag="granted"):
     """A client's identity, and where every shard is."""
 
     client_id: int
@@ -335,7 +346,7 @@ class FillOrder(msgspec.Struct, frozen=True, kw_only=True):
     target: int
 
 
-class PlacementNews(_Message, frozen=True, kw_only=True, tag="news"):
+class PlacementNews(Reply, frozen=True, kw_only=True, tag="news"):
     """The placement, if it is newer than what was asked with, and what a server is to do."""
 
     placement: PlacementInfo | None = None
@@ -345,20 +356,20 @@ class PlacementNews(_Message, frozen=True, kw_only=True, tag="news"):
     takeovers: tuple[Takeover, ...] = ()
 
 
-class TableOpened(_Message, frozen=True, kw_only=True, tag="opened"):
+class TableOpened(Reply, frozen=True, kw_only=True, tag="opened"):
     """The table or tensor as it is now."""
 
     opened: Opened
 
 
-class TablePage(_Message, frozen=True, kw_only=True, tag="tables"):
+class TablePage(Reply, frozen=True, kw_only=True, tag="tables"):
     """Some tables; `more` says that asking on makes sense."""
 
     entries: tuple[TableEntry, ...]
     more: bool
 
 
-class StatusInfo(_Message, frozen=True, kw_only=True, tag="status"):
+class StatusInfo(Reply, frozen=True, kw_only=True, tag="status"):
     """Who is there. `waiting_for`: indexes of servers that have not registered yet. `still`: rank, clock and
     seconds of workers that renew their lease and have made no progress: they are stuck, or wait."""
 
@@ -375,61 +386,28 @@ class StatusInfo(_Message, frozen=True, kw_only=True, tag="status"):
     still: tuple[tuple[int, int, float], ...] = ()
 
 
-class Done(_Message, frozen=True, kw_only=True, tag="done"):
+class Done(Reply, frozen=True, kw_only=True, tag="done"):
     """Nothing to add."""
 
 
-class NotLeader(_Message, frozen=True, kw_only=True, tag="not_leader"):
+class NotLeader(Reply, frozen=True, kw_only=True, tag="not_leader"):
     """This coordinator stands by. `leader` is the address of the one that leads, if that is known."""
 
     leader: str
     pid: int
 
 
-class Failure(_Message, frozen=True, kw_only=True, tag="failure"):
+class Failure(Reply, frozen=True, kw_only=True, tag="failure"):
     """The request was not carried out."""
 
     code: int
     message: str
 
 
-Request: TypeAlias = (
-    GetCluster
-    | RegisterServer
-    | JoinCluster
-    | OpenTable
-    | TensorWritten
-    | ListTables
-    | GetStatus
-    | WatchPlacement
-    | Filled
-    | EvictServer
-    | RemoveServer
-    | SaveStore
-    | AttendCut
-    | LoadStore
-    | ReloadStore
-    | PartReport
-)
-Reply: TypeAlias = (
-    ClusterInfo
-    | ServerAdmitted
-    | ClientGrant
-    | PlacementNews
-    | TableOpened
-    | TablePage
-    | StatusInfo
-    | StoreSaved
-    | CutNews
-    | PartOrder
-    | Done
-    | NotLeader
-    | Failure
-)
-Message: TypeAlias = Hello | Challenge | Proof | Welcome | Request | Reply
-
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message, dec_hook=decode_setting)
+_HANDSHAKE = (Hello, Challenge, Proof, Welcome)
+_KINDS = reduce(or_, (*_HANDSHAKE, *Request.__subclasses__(), *Reply.__subclasses__()))
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_KINDS, dec_hook=decode_setting)
 
 
 def encode(message: Message) -> bytes:
