@@ -1,5 +1,5 @@
-// A client's part in a cut, without I/O: what it keeps back, when it may answer, and for how long it does so. The
-// socket client, its pulse and the simulator run this same code. Not thread-safe.
+// A client's part in a cut, without I/O: what it keeps back, when it may answer, and for how long it does so.
+// The socket client, its pulse and the simulator run this same code. Not thread-safe.
 #pragma once
 
 #include <chrono>
@@ -65,8 +65,8 @@ class HoldOrder {
 
   bool holds(uint32_t number) const { return held_ == number; }
   bool holds() const { return held_ != 0; }
-  // A hold ends by itself then. The coordinator takes no cut that began later; a lost connection does not end it
-  // sooner, for the coordinator may not have seen that yet.
+  // A hold ends by itself then. The coordinator takes no cut that began later; a lost connection does not end
+  // it sooner, for the coordinator may not have seen that yet.
   Time until() const {
     return told_ + (SHOAL_MUTANT(short_hold) ? std::chrono::seconds(1) : std::chrono::seconds(2));
   }

@@ -106,9 +106,7 @@ Status RemoteClient::commit(const Commit& commit, Deadline deadline) {
   std::vector<std::byte> body;
   encode_commit(commit, body);
   bool begun = false;
-  const auto begin = [&] {
-    return begun || (begun = gate_.begin_commit());
-  };
+  const auto begin = [&] { return begun || (begun = gate_.begin_commit()); };
   if (Status status = until(begin, deadline); !status.ok()) return status;
   Status status = ask(Kind::commit, nullptr, body, {}, deadline);
   const std::lock_guard lock(mutex_);

@@ -401,6 +401,17 @@ nb::object key_shards(const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig
   return array;
 }
 
+void bind_hold(nb::class_<SimClient>& client) {
+  using namespace nb::literals;
+  client.def("told", &SimClient::told, "number"_a, "now"_a)
+      .def("still", &SimClient::still)
+      .def("kept", &SimClient::kept)
+      .def("not_still", &SimClient::not_still)
+      .def("holds", &SimClient::holds, "number"_a)
+      .def("release", &SimClient::release)
+      .def("may_push", &SimClient::may_push);
+}
+
 }  // namespace
 
 void bind_protocol(nb::module_& parent) {
@@ -440,7 +451,9 @@ void bind_protocol(nb::module_& parent) {
       .def("feed", &SimSession::feed, "frame"_a)
       .def("number", &SimSession::number)
       .def("proved", &SimSession::proved);
-  nb::class_<SimClient>(m, "Client")
+  nb::class_<SimClient> client(m, "Client");
+  bind_hold(client);
+  client
       .def(nb::init<uint64_t, uint32_t, size_t, std::vector<uint32_t>>(), "client"_a, "incarnation"_a,
            "servers"_a, "placement"_a)
       .def("hello", &SimClient::hello)
@@ -454,13 +467,6 @@ void bind_protocol(nb::module_& parent) {
       .def("incoming", &SimClient::incoming, "server"_a, "frame"_a)
       .def("set_placement", &SimClient::set_placement, "placement"_a)
       .def("taken_over", &SimClient::taken_over, "shard"_a, "term"_a, "version"_a, "entry"_a)
-      .def("told", &SimClient::told, "number"_a, "now"_a)
-      .def("still", &SimClient::still)
-      .def("kept", &SimClient::kept)
-      .def("not_still", &SimClient::not_still)
-      .def("holds", &SimClient::holds, "number"_a)
-      .def("release", &SimClient::release)
-      .def("may_push", &SimClient::may_push)
       .def("send_homeless", &SimClient::send_homeless)
       .def("homeless", &SimClient::homeless)
       .def("lost", &SimClient::lost, "server"_a)

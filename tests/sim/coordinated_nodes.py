@@ -19,6 +19,7 @@ from shoal.store.rounds import client_name, rank_of
 from .chain_nodes import HOMES_MS, ChainClient, ChainServer
 from .control import WELCOME, Asker, Line
 from .ledger import Violation
+from .network import Connection
 from .nodes import FENCED
 from .plan import Action
 from .rounds import ASK, MOVED, SYNC
@@ -372,6 +373,11 @@ class Evictor(CoordinatedClient):
                 self.start()
 
         self._world_of.later(self, 1000 * EVICT_S, late)
+
+    def on_frame(self, connection: Connection, frame: bytes) -> None:
+        super().on_frame(connection, frame)
+        if not self.down:
+            self._pump()  # perhaps the last server has welcomed it
 
     def _pump(self) -> None:
         super()._pump()

@@ -100,6 +100,13 @@ def test_coordinators_servers_and_workers_are_lost(runs: Runs) -> None:
     assert evicted > len(runs("coordinator")) / 20
 
 
+def test_cuts_are_made_and_tried_again(runs: Runs) -> None:
+    made, attempts, kills = map(sum, zip(*runs("cuts"), strict=True))
+    assert made > 1.5 * len(runs("cuts"))
+    assert attempts > 1.1 * made
+    assert kills > 0
+
+
 def test_units_are_trained_again_where_somebody_died(runs: Runs) -> None:
     trained, again = map(sum, zip(*runs("passes"), strict=True))
     assert trained > 10 * len(runs("passes"))

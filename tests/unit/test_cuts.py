@@ -1,12 +1,16 @@
 """Cuts and leases, decided without sockets and clocks."""
 
+import msgspec
 import pytest
 
 from shoal.errors import Unavailable
+from shoal.fleet.attendance import Attendance
 from shoal.fleet.cuts import BEGIN_S, HOLD_S, Cuts, Replies
+from shoal.fleet.decisions import ClientGranted
 from shoal.fleet.leases import LEASE_S, Leases
 from shoal.fleet.pulse import Beat, Hello, PulseOrder, prove
 from shoal.store import messages as m
+from shoal.store.rounds import client_name
 
 SERVERS = {0: 10, 1: 11}
 SHARDS = {0: (0, 1), 1: (2, 3)}
@@ -113,6 +117,29 @@ def test_a_client_that_cannot_be_told_is_waited_for_or_given_up() -> None:
     assert world.cuts.tick(2.2) == []
     world.leases.renew(20, ALIVE, 2.6)
     assert holds(world.cuts.tick(2.6)) == {20: True}
+
+
+def test_a_cut_waits_for_workers_that_may_push_and_cannot_be_told() -> None:
+    unseen = {7}
+    cuts = Cuts(4, Leases(-LEASE_S), unseen=lambda: unseen)
+    assert cuts.begin(ASKED, SAVE, SERVERS, lambda: SHARDS, 0.0) == []
+    assert cuts.tick(0.2) == []
+    unseen.clear()
+    assert orders(cuts.tick(0.5)) == {10: "save", 11: "save"}
+
+
+def test_workers_of_the_journal_are_unseen_until_heard_of_and_evicted_ones_until_they_are_fenced() -> None:
+    attendance, worker = Attendance(), ClientGranted(name=client_name(0), client_id=7, incarnation=1)
+    attendance.granted(worker, 30.0)
+    assert attendance.unseen(()) == set()  # it pushes when its pulse is there, not before
+    attendance.restored(worker)
+    assert attendance.unseen(()) == {7}
+    attendance.heard(7, 1, 0.0)
+    assert attendance.unseen((7,)) == set()
+    attendance.granted(msgspec.structs.replace(worker, incarnation=2, state="evicting"), 30.0)
+    assert attendance.unseen((7,)) == {7}
+    attendance.granted(msgspec.structs.replace(worker, incarnation=2, state="left"), 30.0)
+    assert attendance.unseen(()) == set()
 
 
 def test_a_connection_that_ends_within_a_hold_begins_it_anew() -> None:

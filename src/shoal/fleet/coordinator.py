@@ -88,6 +88,7 @@ class Coordinator:
             lambda: self._placer.copying(self._roster.up),
             lambda: self._attendance.unseen(self.leases.peers().values()),
         )
+        self._fills = self._cuts.fills  # when it last ticked
 
     @property
     def ready(self) -> bool:
@@ -98,13 +99,7 @@ class Coordinator:
         """The first decisions of a coordinator's life, after it was restored."""
         outcome = Outcome()
         if not self._formed:
-            formed = ClusterFormed(
-                shards=self._options.shards,
-                servers=self._options.servers,
-                replicas=self._options.replicas,
-                client_ids_from=self._grants.ids_from,
-            )
-            self._decide(outcome, formed)
+            self._decide(outcome, ClusterFormed.of(self._options, self._grants.ids_from))
         self._decide(outcome, LifeBegan(number=self._life + 1))
         self._placer.first_to_know -= self._roster.gone.keys()
         return outcome
@@ -112,13 +107,7 @@ class Coordinator:
     def restore(self, decision: Decision) -> None:
         """Take over one decision of an earlier life."""
         if isinstance(decision, ClusterFormed):
-            here = self._options
-            sizes = ("shards", "servers", "replicas")
-            if any(getattr(decision, size) != getattr(here, size) for size in sizes):
-                was, is_ = (
-                    ", ".join(f"{getattr(one, size)} {size}" for size in sizes) for one in (decision, here)
-                )
-                raise BadInput(f"the journal is of a cluster with {was}; this coordinator is for {is_}")
+            decision.check(self._options)
         self._apply(decision)
         if isinstance(decision, ClientGranted):
             self._attendance.restored(decision)
@@ -145,10 +134,7 @@ class Coordinator:
                     self._heard[index] = min(lease_ends, now + _SUSPECT_S) - self._options.lease_s
         self._catalogue.opener_gone(peer)
         self.leases.closed(peer)
-        fills = self._cuts.fills
-        outcome = Outcome(replies=self._cuts.closed(peer, now))
-        self._let_fill(fills, outcome)
-        return outcome
+        return Outcome(replies=self._cuts.closed(peer, now))
 
     # The pulses of clients.
 
@@ -183,9 +169,10 @@ class Coordinator:
 
     def tick(self, now: float) -> Outcome:
         """Answer those whose deadline passed while they waited; give up whose lease has ended."""
-        fills = self._cuts.fills
         outcome = Outcome(replies=self._cuts.tick(now))
-        self._let_fill(fills, outcome)
+        before, self._fills = self._fills, self._cuts.fills
+        if self.ready and self._fills not in ("none", before):  # some have waited
+            self._changed(outcome)
         for waiting in [waiting for waiting in self._waiting if waiting.until <= now]:
             self._waiting.remove(waiting)
             outcome.replies.append((waiting.peer, waiting.too_late(self._roster, now)))
@@ -211,6 +198,7 @@ class Coordinator:
         """When `tick` has something to do, if ever."""
         deadlines = [waiting.until for waiting in self._waiting]
         deadlines += [watching.until for watching in self._watching]
+        deadlines += [self._began] if self._fills != self._cuts.fills else []
         if self.ready:
             deadlines += [heard + self._options.lease_s for heard in self._heard.values()]
         deadlines += [at for at in (self._cuts.deadline, self._attendance.deadline) if at is not None]
@@ -373,9 +361,7 @@ class Coordinator:
     ) -> None:
         self._placement()
         owners = lambda: by_owner(chains())  # noqa: E731
-        fills = self._cuts.fills
         outcome.replies += self._cuts.begin(peer, request, self._roster.peers, owners, now)
-        self._let_fill(fills, outcome)
 
     @_handle.register
     def _reload(self, request: m.ReloadStore, peer: int, now: float, outcome: Outcome) -> None:
@@ -395,17 +381,11 @@ class Coordinator:
 
     @_handle.register
     def _part(self, request: m.PartReport, peer: int, now: float, outcome: Outcome) -> None:
-        fills = self._cuts.fills
         outcome.replies += self._cuts.report(peer, request, now)
         if (reloaded := self._cuts.reloaded) is not None:
             self._cuts.reloaded = None
             self._adopted(*reloaded, outcome)
-        else:
-            self._let_fill(fills, outcome)
-
-    def _let_fill(self, before: str, outcome: Outcome) -> None:
-        """Fills that waited for a cut go before the next one, and copies before this one."""
-        if self.ready and self._cuts.fills not in ("none", before):
+        elif self.ready and self._cuts.fills == "all":  # fills that waited for its end go before the next
             self._changed(outcome)
 
     def _adopted(self, peer: int, request: m.ReloadStore, outcome: Outcome) -> None:

@@ -12,6 +12,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from shoal.config import CoordinatorOptions
+from shoal.errors import BadInput
 from shoal.store.catalogue import TableEntry, decode_setting
 from shoal.store.messages import Lost, Takeover
 
@@ -27,6 +29,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
         return self.KEY.format(self)
 
 
+_SIZES = ("shards", "servers", "replicas")
+
+
 class ClusterFormed(Decision, frozen=True, kw_only=True, tag="formed"):
     """What the cluster is. Client ids begin at a random number: what a checkpoint of another cluster says of
     its clients is then never taken for one of this."""
@@ -36,6 +41,17 @@ class ClusterFormed(Decision, frozen=True, kw_only=True, tag="formed"):
     servers: int
     replicas: int = 0
     client_ids_from: int = 0
+
+    @staticmethod
+    def of(options: CoordinatorOptions, client_ids_from: int) -> ClusterFormed:
+        sizes = {size: getattr(options, size) for size in _SIZES}
+        return ClusterFormed(**sizes, client_ids_from=client_ids_from)
+
+    def check(self, options: CoordinatorOptions) -> None:
+        """Raise if the options are of another cluster."""
+        was, is_ = (", ".join(f"{getattr(one, size)} {size}" for size in _SIZES) for one in (self, options))
+        if was != is_:
+            raise BadInput(f"the journal is of a cluster with {was}; this coordinator is for {is_}")
 
 
 class LifeBegan(Decision, frozen=True, kw_only=True, tag="life"):
