@@ -52,8 +52,9 @@ SyncRequest request_of(SyncVerb verb, uint32_t rank, uint64_t epoch = 0, uint64_
 
 uint64_t growths_of(const SyncReply& reply) { return reply.numbers.empty() ? 0 : reply.numbers[0]; }
 
-std::pair<uint64_t, uint64_t> sync_open(const PyClientPtr& self, uint32_t rank, uint32_t workers, const std::string& kind,
-                   double quorum, uint32_t count, int32_t slack, bool resize, double timeout_s) {
+std::pair<uint64_t, uint64_t> sync_open(const PyClientPtr& self, uint32_t rank, uint32_t workers,
+                                        const std::string& kind, double quorum, uint32_t count, int32_t slack,
+                                        bool resize, double timeout_s) {
   SyncRequest request = request_of(resize ? SyncVerb::resize : SyncVerb::open, rank);
   request.config = {workers, take_names.parse(kind), quorum, count, slack};
   const SyncReply reply = ask(self, std::move(request), timeout_s).reply;

@@ -38,7 +38,8 @@ struct MemberImage {
 
 void WorkLedger::encode(std::vector<std::byte>& out, bool live) const {
   const uint64_t grown = cuts_.empty() ? 0 : cuts_.size() - 1;
-  const uint64_t numbers[] = {fresh_, cuts_.empty() ? 0 : cuts_.front().workers, grown * 2 + (leased_ ? 1 : 0)};
+  const uint64_t numbers[] = {fresh_, cuts_.empty() ? 0 : cuts_.front().workers,
+                              grown * 2 + (leased_ ? 1 : 0)};
   pack(out, numbers, 3);
   if (grown > 0) pack(out, cuts_.data() + 1, grown);
   pack_all(out, by_rank_);
@@ -58,8 +59,8 @@ bool WorkLedger::decode(std::span<const std::byte>& in) {
   std::vector<uint32_t> units, holders;
   std::vector<uint64_t> returned;
   std::vector<Cut> grown;
-  if (!unpack(in, numbers) || !unpack(in, grown, numbers[2] / 2) || !unpack_all(in, by_rank_) || !unpack_all(in, units) ||
-      !unpack_all(in, holders) || !unpack_all(in, returned)) {
+  if (!unpack(in, numbers) || !unpack(in, grown, numbers[2] / 2) || !unpack_all(in, by_rank_) ||
+      !unpack_all(in, units) || !unpack_all(in, holders) || !unpack_all(in, returned)) {
     return false;
   }
   fresh_ = numbers[0];
@@ -68,7 +69,8 @@ bool WorkLedger::decode(std::span<const std::byte>& in) {
   if (numbers[1] > kWorkersMax) return false;
   if (numbers[1] > 0) cuts_.push_back({0, numbers[1]});
   for (const Cut& cut : grown) {
-    if (cuts_.empty() || cut.workers == 0 || cut.workers > kWorkersMax || cut.first < cuts_.back().first || cut.first > units.size())
+    if (cuts_.empty() || cut.workers == 0 || cut.workers > kWorkersMax || cut.first < cuts_.back().first ||
+        cut.first > units.size())
       return false;
     cuts_.push_back(cut);
   }

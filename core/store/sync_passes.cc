@@ -94,7 +94,8 @@ void SyncShard::grow_passes() {
     for (uint32_t rank = 0; rank < config_.workers && ready; ++rank) {
       const Member& member = members_[rank];
       // Who has a part has nothing drawn that its step has not named; who has none yet waits for one.
-      const bool waits = rank < pass.workers ? counts(member) && in_round(member) : member.phase == Phase::at_end;
+      const bool waits =
+          rank < pass.workers ? counts(member) && in_round(member) : member.phase == Phase::at_end;
       ready = waits && member.epoch == epoch;
     }
     if (!ready || !pass.ledger.grow(config_.workers, pass.split)) continue;

@@ -8,7 +8,7 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kTokensMax = 16;      // of one question
+constexpr size_t kTokensMax = 16;  // of one question
 
 std::string describe(const SyncConfig& config) {
   const char* take = config.take == Take::each ? "each" : config.take == Take::round ? "round" : "count";
@@ -399,7 +399,9 @@ bool SyncShard::end_pass() {
   for (uint32_t rank = 0; rank < members_.size(); ++rank) {
     const Member& member = members_[rank];
     if (counts(member)) return false;
-    if (member.phase == Phase::at_end && !waits_for_part(rank) && (first == nullptr || member.epoch < first->epoch)) first = &member;
+    if (member.phase == Phase::at_end && !waits_for_part(rank) &&
+        (first == nullptr || member.epoch < first->epoch))
+      first = &member;
   }
   if (first == nullptr) return false;
   if (is_over(first->epoch) || !pass(first->epoch).ledger.complete()) return false;

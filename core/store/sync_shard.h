@@ -84,9 +84,9 @@ class SyncShard {
   };
   struct Pass {
     WorkLedger ledger;
-    uint64_t opened = 0;    // the how manieth it was
-    uint32_t workers = 1;   // that its batches are cut for; once it has grown: those that are left
-    bool split = false;     // a batch has a unit for each of them
+    uint64_t opened = 0;   // the how manieth it was
+    uint32_t workers = 1;  // that its batches are cut for; once it has grown: those that are left
+    bool split = false;    // a batch has a unit for each of them
   };
 
   Status check(const SyncRequest& request) const;

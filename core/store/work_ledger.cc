@@ -95,8 +95,7 @@ bool WorkLedger::grow(uint32_t workers, bool split) {
 
 uint64_t WorkLedger::batches(bool split) const {
   uint64_t found = split ? 0 : units();
-  for (size_t i = 0; split && i < cuts_.size(); ++i)
-    found += (end_of(i) - cuts_[i].first) / cuts_[i].workers;
+  for (size_t i = 0; split && i < cuts_.size(); ++i) found += (end_of(i) - cuts_[i].first) / cuts_[i].workers;
   return found;
 }
 

@@ -393,44 +393,6 @@ TEST(a_job_goes_on_with_more_workers_or_fewer) {
   CHECK(job.get(job.ask(SyncVerb::resize, 0)).status.code() == Code::mismatch);
 }
 
-TEST(a_pass_takes_in_new_workers_where_a_round_closes) {
-  Job job({.workers = 2, .take = Take::round});
-  SyncRequest open = job.make(SyncVerb::ledger_open, 0, kSplit | kStatic);
-  open.count = 4;
-  job.send(open);
-  const auto step = [&](uint32_t rank, uint64_t number, uint64_t unit) {
-    SyncRequest done = job.make(SyncVerb::advance, rank, number);
-    done.units = {{0, unit}};
-    return job.send(done);
-  };
-  step(0, 0, 0);
-  step(1, 0, 1);
-  job.config.workers = 3;
-  job.ask(SyncVerb::resize, 0);
-  job.ask(SyncVerb::open, 2);
-  const uint64_t comes = job.epoch_ask(SyncVerb::pass_end, 2, 0);
-  job.epoch_ask(SyncVerb::pass_end, 0, 1000);  // a barrier of those who have a part
-  const uint64_t barrier = job.epoch_ask(SyncVerb::pass_end, 1, 1000);
-  CHECK(!job.waits(barrier) && job.waits(comes));
-  step(0, 1, 2);
-  CHECK(job.waits(comes));
-  const SyncReply closed = job.get(step(1, 1, 3));
-  CHECK(closed.numbers == (std::vector<uint64_t>{1}));
-  CHECK(job.get(comes).again);
-  CHECK_EQ(job.get(comes).step, 2);
-  CHECK(job.get(job.send(open)).numbers == (std::vector<uint64_t>{0, 2, 4, 3}));
-  CHECK(job.get(job.epoch_ask(SyncVerb::resume, 1, 0)).numbers == (std::vector<uint64_t>{1, 3}));
-  for (const uint32_t rank : {0u, 1u}) CHECK(job.waits(step(rank, 2, 4 + rank)));
-  SyncShard copy;
-  CHECK(copy.decode(job.shard.encode(true)));
-  job.shard = std::move(copy);  // another server goes on with it
-  CHECK_EQ(job.get(step(2, 2, 6)).step, 3);
-  job.config.workers = 2;  // and what one has that leaves is for the others
-  job.ask(SyncVerb::resize, 0);
-  job.ask(SyncVerb::leave, 2);
-  CHECK(job.get(job.epoch_ask(SyncVerb::lease, 0, 0, 9)).numbers == (std::vector<uint64_t>{9, 10}));
-}
-
 TEST(barriers_do_not_push_out_the_pass_that_runs) {
   Job job({.workers = 1, .take = Take::each});
   job.epoch_ask(SyncVerb::ledger_open, 0, 0, 2);

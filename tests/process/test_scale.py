@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from run_jobs import DEADLINE_S, SCRIPT, Jobs, wait_until
 
+from shoal.train.progress import progress_path
+
 pytestmark = pytest.mark.process
 COUNTING = str(Path(__file__).with_name("dying_script.py"))
 SAMPLES, BATCH, PASSES = 64, 8, 4  # of that script
@@ -34,6 +36,11 @@ def jobs(tmp_path: Path) -> Jobs:
     return jobs
 
 
+def joined(jobs: Jobs, workers: int) -> bool:
+    """Whether these are waited for in rounds; what else joining takes they may wait for themselves."""
+    return all(progress_path(jobs.path("."), rank).exists() for rank in range(workers))
+
+
 @pytest.mark.parametrize("word", WORDS)
 def test_a_job_grows_and_shrinks(jobs: Jobs, tmp_path: Path, word: str) -> None:
     command = ["--workers", "2", "--servers", "2", "--sync", word, COUNTING, str(tmp_path), "epochs"]
@@ -41,8 +48,7 @@ def test_a_job_grows_and_shrinks(jobs: Jobs, tmp_path: Path, word: str) -> None:
         wait_until((tmp_path / "hold-0").exists)
         grown = jobs.shoal("scale", "job", "--workers", "4")
         assert (grown.returncode, grown.stdout) == (0, "job job goes on with 4 workers\n"), grown.stderr
-        if word not in AMONG_THEMSELVES:  # there they join when the others go on
-            wait_until(lambda: all((tmp_path / f"life-{rank}").exists() for rank in range(4)))
+        wait_until(lambda: joined(jobs, 4))
         (tmp_path / "go-0").touch()
         wait_until((tmp_path / "hold-2").exists)
         assert jobs.shoal("scale", "job", "--workers", "1").returncode == 0
@@ -77,8 +83,7 @@ def test_new_workers_train_in_the_pass_that_runs(jobs: Jobs, tmp_path: Path, wor
     with jobs.started(*command, "epochs", "hold:0") as process:
         wait_until((tmp_path / "hold-0").exists)
         assert jobs.shoal("scale", "job", "--workers", "4").returncode == 0
-        if word == "bsp":
-            wait_until(lambda: all((tmp_path / f"life-{rank}").exists() for rank in range(4)))
+        wait_until(lambda: joined(jobs, 4))
         (tmp_path / "go-0").touch()
         output = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, output

@@ -31,6 +31,7 @@ class Lives:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.void = False
+        self._growths = worker.rounds.growths  # that passes know of
         worker.client.on_fenced = self.rejoin
 
     def again(self, call: Callable[[], T]) -> T:
@@ -63,6 +64,13 @@ class Lives:
             for optimizer in self._worker.optimizers:
                 optimizer.zero_grad()
 
+    def follow_growth(self) -> None:
+        """A step has ended, and with it a pass may have taken in workers: it hands out anew, too."""
+        if self._worker.rounds.growths != self._growths:
+            self._growths = self._worker.rounds.growths
+            for passes in self._worker.passes:
+                passes.anew()
+
     def rejoin(self) -> None:
         """Begin a new life; raises Fenced where that cannot be."""
         worker = self._worker
@@ -89,6 +97,7 @@ class Lives:
         worker.step = worker.rounds.open(**worker.policy.core_spec(worker.world_size))
         self.void = worker.draws
         worker.lose_share()
+        self._growths = worker.rounds.growths
         for passes in worker.passes:
             passes.anew()
         if worker.strategy is not None:

@@ -432,4 +432,4 @@ class Passes:
         assert worker.strategy is not None
         worker.goes_on(step)
         worker.strategy.rested()
-        worker.follow_growth()
+        worker.lives.follow_growth()

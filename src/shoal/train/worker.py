@@ -122,7 +122,6 @@ class Worker:
             self.steps_made, self.schedules = self.taken_back.made
         self._steps_before = self.steps_made - before.step  # of the job before: not told of by this one
         self._staleness_at = monotonic()
-        self._growths = self.rounds.growths  # that its passes know of
         self.lives = Lives(self)
 
     # What scripts call.
@@ -243,8 +242,7 @@ class Worker:
 
     @property
     def part(self) -> int:
-        """Where in the script this worker is, in a number that all workers have there."""
-        # Who comes in the middle of a pass counts from there on, as the others then do.
+        """Where in the script this worker is, in a number that all have there: growth begins a part."""
         return self.epoch + self._loops + self.rounds.growths
 
     def clip_grad_norm_(self, model: torch.nn.Module, max_norm: float) -> torch.Tensor:
@@ -416,15 +414,8 @@ class Worker:
             self.lost.update(epoch for epoch, _ in units)
         self.waited_s += done.waited_s
         self.goes_on(done.step, self.step + 1)
-        self.follow_growth()
+        self.lives.follow_growth()
         return done
-
-    def follow_growth(self) -> None:
-        """A pass may have taken in new workers: what is drawn from here on is cut for them, too."""
-        if self.rounds.growths != self._growths:
-            self._growths = self.rounds.growths
-            for passes in self.passes:
-                passes.anew()
 
     def goes_on(self, step: int, clock: int | None = None) -> None:
         """Others are waited for no more: this worker is at `step`."""
