@@ -14,8 +14,6 @@ from typing import ClassVar, Protocol, TypeAlias
 from shoal.data.patience import patience_s
 from shoal.errors import BadInput, Internal
 
-__all__ = ["LEASE_UNITS_MAX", "Lease", "LeasedLedger", "Ledger", "StaticLedger"]
-
 # begin(epoch, batches) opens a pass and gives the number of workers that its batches are cut for.
 Begin: TypeAlias = Callable[[int, int], int]
 # lease(rank, epoch, want) gives ranges [begin, end) of `want` units at most; nothing: none are left just now.

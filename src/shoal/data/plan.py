@@ -11,8 +11,6 @@ from typing import Literal, TypeAlias
 
 from shoal.errors import BadInput
 
-__all__ = ["BatchMode", "Plan"]
-
 BatchMode: TypeAlias = Literal["split", "each"]
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from shoal.sync import Policy
     from shoal.train.worker import Worker
 
-__all__ = ["Blocks", "Downpour", "Elastic"]
-
 
 class _LocalSteps(Strategy):
     """The user's optimizer runs here; rows are pushed with every step, as the policy's `rows` says (asp)."""
