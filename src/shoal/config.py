@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from shoal.errors import BadInput
 from shoal.types import Lane, Reads
@@ -29,8 +29,6 @@ TOKEN_SOURCES = (
     "It is looked for in token= (--token-file of commands), then in SHOAL_TOKEN, then in the file that "
     "SHOAL_TOKEN_FILE names; `shoal up` prints the file of its cluster"
 )
-_LANES: tuple[str, ...] = get_args(Lane)
-_READS: tuple[str, ...] = get_args(Reads)
 
 
 def check_timeout(seconds: float) -> float:
@@ -72,18 +70,12 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-def check_lane(lane: str) -> Lane:
-    """`lane` if there is such a lane between a client and a server."""
-    if lane not in _LANES:
-        raise BadInput(f"lane is {lane!r}; allowed: {', '.join(_LANES)}")
-    return cast(Lane, lane)
-
-
-def check_reads(reads: str) -> Reads:
-    """`reads` if pulls can be made that way."""
-    if reads not in _READS:
-        raise BadInput(f"reads is {reads!r}; allowed: {', '.join(_READS)}")
-    return cast(Reads, reads)
+def check_choice(name: str, value: Any, choices: Any) -> Any:
+    """`value` if it is one of the words of `choices`, a Literal."""
+    allowed = get_args(choices)
+    if value not in allowed:
+        raise BadInput(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +99,8 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
-        check_lane(self.lane)
-        check_reads(self.reads)
+        check_choice("lane", self.lane, Lane)
+        check_choice("reads", self.reads, Reads)
         check_count("shm_bytes_max", self.shm_bytes_max, 0, BYTES_MAX)
 
 
@@ -207,8 +199,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         token=source.get("SHOAL_TOKEN") or None,
         token_file=Path(token_file) if token_file else None,
         timeout_s=timeout_s,
-        lane=check_lane(lane) if lane else None,
-        reads=check_reads(reads) if reads else None,
+        lane=check_choice("lane", lane, Lane) if lane else None,
+        reads=check_choice("reads", reads, Reads) if reads else None,
         log=log.upper(),
     )
 

@@ -8,8 +8,6 @@ from typing import Any, Protocol, TypeVar
 
 from shoal.data.ledger import Ledger
 
-__all__ = ["NO_UNIT", "Count", "Handed", "Seen", "Source", "one_ahead"]
-
 # The unit of a step in which others have a batch and this worker has none to abstain from.
 NO_UNIT = -1
 

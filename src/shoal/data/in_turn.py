@@ -18,8 +18,6 @@ from shoal.data.order import Order
 from shoal.data.plan import Plan
 from shoal.errors import BadInput
 
-__all__ = ["InTurnSource"]
-
 
 class InTurnSource:
     """An iterable of batches. The ledger is not asked: it cannot lease what has no known end."""

@@ -20,8 +20,6 @@ from shoal.data.order import Order
 from shoal.data.plan import Cuts, Plan, own_units
 from shoal.errors import BadInput
 
-__all__ = ["IndexedSource", "copy_of"]
-
 
 class IndexedSource:
     """A map-style dataset behind a DataLoader."""

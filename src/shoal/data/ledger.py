@@ -15,8 +15,6 @@ from shoal.data.patience import patience_s
 from shoal.data.plan import Cuts, own_units
 from shoal.errors import BadInput, Internal
 
-__all__ = ["LEASE_UNITS_MAX", "Lease", "LeasedLedger", "Ledger", "StaticLedger"]
-
 # begin(epoch, batches) opens a pass and says how it is cut.
 Begin: TypeAlias = Callable[[int, int], Cuts]
 # lease(rank, epoch, want) gives ranges [begin, end) of `want` units at most; nothing: none are left just now.

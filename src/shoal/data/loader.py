@@ -17,8 +17,6 @@ from shoal.data.plan import BatchMode, Cuts, Plan, own_units
 from shoal.data.samples import samples_in
 from shoal.errors import BadInput
 
-__all__ = ["NO_UNIT", "ShardedLoader"]
-
 OnUnit = Callable[[int, int, int], object]
 OnPass = Callable[[int], object]
 Reading = Callable[[], Ledger | None]

@@ -33,8 +33,6 @@ from torch.utils.data import (
 
 from shoal.errors import BadInput
 
-__all__ = ["Order", "derived"]
-
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Global randomness is global: two threads must not swap it at once.
 _SWAPPING = threading.RLock()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-__all__ = ["mad", "patience_s"]
-
 _DEVIATIONS = 8.0
 _TIMES = 3.0
 

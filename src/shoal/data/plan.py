@@ -13,8 +13,6 @@ from typing import Literal, TypeAlias
 
 from shoal.errors import BadInput
 
-__all__ = ["BatchMode", "Cuts", "Plan", "own_units"]
-
 BatchMode: TypeAlias = Literal["split", "each"]
 # (first unit, workers): from that unit on a pass is cut for so many; the first begins with unit 0.
 Cuts: TypeAlias = tuple[tuple[int, int], ...]

@@ -8,8 +8,6 @@ from typing import Any
 
 from shoal.errors import BadInput
 
-__all__ = ["samples_in"]
-
 _DEPTH_MAX = 16
 
 

@@ -28,8 +28,6 @@ from shoal.fleet.pulse import PulseOrder
 from shoal.store import messages as m
 from shoal.store.cut_call import CutCall
 
-__all__ = ["Cuts", "Replies"]
-
 Replies = list[tuple[int, m.Reply | PulseOrder]]
 
 HOLD_S = 1.0

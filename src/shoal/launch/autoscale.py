@@ -19,8 +19,6 @@ from shoal.launch.throughput import Observation, fit
 from shoal.sync.words import parse
 from shoal.train.environment import WORKERS_MAX
 
-__all__ = ["Autoscale", "Autoscaler", "Proposal", "propose"]
-
 # So many windows make a size known, and so many sizes are known before the model is believed.
 _LOOKS, _SIZES = 2, 3
 # A model that is wrong by more is not believed near the best size.

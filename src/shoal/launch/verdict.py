@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 from shoal.launch.worker import exit_code, how_ended, signal_name
 
-__all__ = ["Ending", "Verdict"]
-
 CODE_ERROR = 1
 CODE_MISUSE = 2
 CODE_TIMEOUT = 124

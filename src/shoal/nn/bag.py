@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from shoal.config import check_choice
 from shoal.errors import BadInput
 from shoal.init import Initializer
 from shoal.nn.module import Asked, TableModule, uncompiled
-from shoal.nn.reduction import MODES, Mode, reduce_rows
+from shoal.nn.reduction import Mode, reduce_rows
 from shoal.optim import Optimizer
 from shoal.types import Codec
 
@@ -55,9 +56,7 @@ class EmbeddingBag(TableModule):
         super().__init__(
             name, dim, optimizer=optimizer, init=init, seed=seed, wire=wire, padding_idx=padding_idx
         )
-        if mode not in MODES:
-            raise BadInput(f"mode is {mode!r}; allowed: {', '.join(MODES)}")
-        self.mode: Mode = mode
+        self.mode: Mode = check_choice("mode", mode, Mode)
         self.include_last_offset = bool(include_last_offset)
 
     @uncompiled

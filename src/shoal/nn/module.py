@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
-from shoal.config import check_name
+from shoal.config import check_choice, check_count, check_name
 from shoal.errors import BadInput, Unbound
 from shoal.init import Initializer
 from shoal.nn.gradient import Owner, RowGradient
@@ -30,7 +30,7 @@ from shoal.store.table import Table
 from shoal.types import ArrayLike, Codec, FloatRows, KeyArray
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-_INT64_LOW, _INT64_HIGH = -(1 << 63), 1 << 63
+_INT64 = -(1 << 63), (1 << 63) - 1
 
 
 def uncompiled(function: FunctionT) -> FunctionT:
@@ -74,16 +74,12 @@ class TableModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.table_name = check_name("name", name)
-        self.dim = _check_int("dim", dim, 1, DIM_MAX + 1)
+        self.dim = check_count("dim", dim, 1, DIM_MAX)
         self.optimizer = _check_kind("optimizer", optimizer, Optimizer)
         self.init = _check_kind("init", init, Initializer)
-        self.seed = None if seed is None else _check_int("seed", seed, 0, 1 << 64)
-        if wire not in get_args(Codec):
-            raise BadInput(f"wire is {wire!r}; allowed: {', '.join(get_args(Codec))}")
-        self.wire: Codec = wire
-        self.padding_idx = (
-            None if padding_idx is None else _check_int("padding_idx", padding_idx, _INT64_LOW, _INT64_HIGH)
-        )
+        self.seed = None if seed is None else check_count("seed", seed, 0, (1 << 64) - 1)
+        self.wire: Codec = check_choice("wire", wire, Codec)
+        self.padding_idx = None if padding_idx is None else check_count("padding_idx", padding_idx, *_INT64)
         self.weight = torch.nn.Parameter(torch.empty(0, self.dim))
         self._owner = Owner(self._where)
         self._client: Client | None = None
@@ -290,12 +286,6 @@ def row_gradients(modules: Iterable[TableModule]) -> Iterator[tuple[TableModule,
 
 def _at_once(assign: Callable[[], None]) -> None:
     assign()
-
-
-def _check_int(name: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < high:
-        raise BadInput(f"{name} is {value!r}; allowed: a whole number from {low} to {high - 1}")
-    return int(value)
 
 
 def _check_kind(name: str, value: Any, kind: type) -> Any:

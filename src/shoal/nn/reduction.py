@@ -6,12 +6,11 @@ indices. The gradient of a row is then that of its bag: one gather, where torch'
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 Mode: TypeAlias = Literal["sum", "mean", "max", "sqrtn"]
-MODES: tuple[str, ...] = get_args(Mode)
 
 
 def reduce_rows(

@@ -13,12 +13,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
 from shoal import _core
-from shoal.config import ClientOptions, check_name, check_timeout
+from shoal.config import ClientOptions, check_choice, check_name, check_timeout
 from shoal.errors import BadInput, Closed, Fenced, ShoalError, Timeout, Unavailable, WrongProcess, from_core
 from shoal.init import Initializer
 from shoal.optim import Optimizer
@@ -32,7 +32,6 @@ from shoal.types import ArrayLike, Codec, Waitable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_CODECS: tuple[str, ...] = get_args(Codec)
 CHECKPOINT_S = 3600.0
 _POLL_FIRST_S = 0.002
 _POLL_MAX_S = 0.05
@@ -205,7 +204,7 @@ class Client:
             placement=_check("placement", placement, Range),
             retune=retune,
         )
-        codec = _check_codec(wire)
+        codec = check_choice("wire", wire, Codec)
         seconds = self._session.deadline(None)
         return Table(self._session, self._open(request, seconds).entry, codec)
 
@@ -231,7 +230,7 @@ class Client:
         [1.0, 1.0, 1.0]
         """
         where = describe(check_name("name", name), dense=True)
-        codec = _check_codec(wire)
+        codec = check_choice("wire", wire, Codec)
         seconds = self._session.deadline(None)
         array = None
         if value is not None:
@@ -404,12 +403,6 @@ def _check(name: str, value: Any, kind: Any, make: Any = None) -> Any:
         hint = f", such as an object of shoal.{name[:5]}" if name in ("optimizer", "init") else ""
         raise BadInput(f"{name} is {value!r}; allowed: {expected}{hint}")
     return value if make is None else make(value)
-
-
-def _check_codec(wire: Codec) -> Codec:
-    if wire not in _CODECS:
-        raise BadInput(f"wire is {wire!r}; allowed: {', '.join(_CODECS)}")
-    return wire
 
 
 def core_spec(entry: TableEntry) -> _core.TableSpec:

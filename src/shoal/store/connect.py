@@ -14,7 +14,7 @@ from shoal.config import (
     TOKEN_SOURCES,
     ClientOptions,
     Environment,
-    check_lane,
+    check_choice,
     check_name,
     check_timeout,
     read_environment,
@@ -37,6 +37,7 @@ from shoal.store.messages import (
     TensorWritten,
 )
 from shoal.store.placement_watch import PlacementWatch, core_placement
+from shoal.types import Lane
 
 _MEMORY = "memory://"
 # A coordinator that refuses connections may be starting; a wrong address should not cost the whole deadline.
@@ -221,7 +222,7 @@ def _options(
     return replace(
         base,
         timeout_s=base.timeout_s if timeout is None else check_timeout(timeout),
-        lane=base.lane if lane is None else check_lane(lane),
+        lane=base.lane if lane is None else check_choice("lane", lane, Lane),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from shoal.errors import BadInput
 from shoal.optim import Optimizer
 from shoal.store.catalogue import TableEntry
-from shoal.store.ticket import Asked, Ticket
+from shoal.store.ticket import Ticket, Wanted
 from shoal.types import ArrayLike, Codec, FloatRows, KeyArray
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Handle:
 
     # What the two do differently. A tensor has no keys: they are None.
 
-    def _asked(self, keys: ArrayLike, out: ArrayLike = None) -> Asked:
+    def _wanted(self, keys: ArrayLike, out: ArrayLike = None) -> Wanted:
         raise NotImplementedError
 
     def _given(self, keys: ArrayLike, values: ArrayLike, name: str) -> tuple[KeyArray | None, FloatRows]:
@@ -67,11 +67,11 @@ class Handle:
     def _begin_pull(self, keys: ArrayLike, out: ArrayLike, timeout: float | None) -> Ticket:
         started, session = time.monotonic(), self._session
         seconds = session.deadline(timeout)
-        asked = self._asked(keys, out)
+        wanted = self._wanted(keys, out)
         core = session.call(
-            self._where, session.core.pull_many, [asked.item], codec=self._codec, timeout_s=seconds
+            self._where, session.core.pull_many, [wanted.item], codec=self._codec, timeout_s=seconds
         )
-        return Ticket(core, self._where, started, seconds, session, asked)
+        return Ticket(core, self._where, started, seconds, session, wanted)
 
     def _begin_push(
         self, keys: ArrayLike, grads: ArrayLike, lr: float | None, step: int, timeout: float | None

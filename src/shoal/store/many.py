@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shoal import _core
 from shoal.errors import BadInput
 from shoal.store.handle import Handle
-from shoal.store.ticket import Asked
+from shoal.store.ticket import Wanted
 from shoal.types import ArrayLike
 
 if TYPE_CHECKING:
@@ -42,18 +42,18 @@ class ManyPulls:
         self._session = client._session
         seconds = _check(client, [item[0] for item in items], timeout)
         self._until = time.monotonic() + seconds
-        self._started: list[tuple[list[int], list[Asked], _core.Ticket]] = []
+        self._started: list[tuple[list[int], list[Wanted], _core.Ticket]] = []
         for codec in sorted({item[0]._codec for item in items}):
             chosen = [i for i, item in enumerate(items) if item[0]._codec == codec]
-            asked = [items[i][0]._asked(*items[i][1:]) for i in chosen]
+            wanted = [items[i][0]._wanted(*items[i][1:]) for i in chosen]
             ticket = self._session.call(
                 self._names(chosen),
                 self._session.core.pull_many,
-                [one.item for one in asked],
+                [one.item for one in wanted],
                 codec=codec,
                 timeout_s=seconds,
             )
-            self._started.append((chosen, asked, ticket))
+            self._started.append((chosen, wanted, ticket))
 
     def in_background(self) -> ManyPulls:
         """The same, carried on while nobody waits for it."""
@@ -64,11 +64,11 @@ class ManyPulls:
     def wait(self) -> list[Any]:
         """What each item asked for, in their order."""
         results: list[Any] = [None] * len(self._items)
-        for chosen, asked, ticket in self._started:
+        for chosen, wanted, ticket in self._started:
             left = max(0.0, self._until - time.monotonic())
             found: Any = self._session.call(self._names(chosen), ticket.wait, left)
             arrays = [found] if len(chosen) == 1 else found  # the core's ticket of one item gives it alone
-            for i, one, array in zip(chosen, asked, arrays, strict=True):
+            for i, one, array in zip(chosen, wanted, arrays, strict=True):
                 results[i] = one.result(array)
         return results
 

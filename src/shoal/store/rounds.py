@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shoal import _core
 from shoal.errors import Timeout
@@ -18,6 +19,7 @@ PHASES = ("absent", "working", "waiting", "at_end", "left", "gone", "away")
 _WORKER = "worker-"
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 def client_name(rank: int) -> str:
@@ -33,6 +35,12 @@ def rank_of(name: str | None) -> int | None:
     """
     number = (name or "").removeprefix(_WORKER)
     return int(number) if number.isdecimal() and client_name(int(number)) == name else None
+
+
+class _Asking(Protocol[T_co]):
+    """A function of the core, all but its deadline given."""
+
+    def __call__(self, *, timeout_s: float) -> T_co: ...
 
 
 @dataclass(frozen=True)
@@ -62,20 +70,17 @@ class Rounds:
 
         `resize`: do not join, but let the job go on with this number of workers.
         """
-        step, growths = self._ask(
-            "sync",
-            lambda seconds: self._session.core.sync_open(
-                rank=self.rank,
-                workers=self.workers,
-                take=take,
-                quorum=quorum / self.workers,
-                count=count,
-                slack=slack,
-                resize=resize,
-                timeout_s=seconds,
-            ),
+        call = partial(
+            self._session.core.sync_open,
+            rank=self.rank,
+            workers=self.workers,
+            take=take,
+            quorum=quorum / self.workers,
+            count=count,
+            slack=slack,
+            resize=resize,
         )
-        self.growths = growths
+        step, self.growths = self._ask("sync", call)
         return step
 
     def advance(
@@ -89,30 +94,22 @@ class Rounds:
         timeout: float | None = None,
     ) -> Advanced:
         """Report `step` as finished and wait until the next may begin; its commits are then applied."""
-        answer: dict[str, Any] = self._ask(
-            f"step {step}",
-            lambda seconds: self._session.core.advance(
-                rank=self.rank,
-                step=step,
-                weight=weight,
-                lr=lr,
-                clip=clip,
-                units=list(units),
-                timeout_s=seconds,
-            ),
-            timeout,
+        call = partial(
+            self._session.core.advance,
+            rank=self.rank,
+            step=step,
+            weight=weight,
+            lr=lr,
+            clip=clip,
+            units=list(units),
         )
+        answer = self._ask(f"step {step}", call, timeout)
         self.growths = answer["growths"]
-        return Advanced(
-            step=answer["step"],
-            dropped=answer["dropped"],
-            norm=answer["norm"],
-            waited_s=answer["waited_s"],
-        )
+        return Advanced(answer["step"], answer["dropped"], answer["norm"], answer["waited_s"])
 
     def state(self) -> dict[str, Any]:
         """Clocks and phases by rank, who waits, staged bytes, dropped contributions, staleness."""
-        found = dict(self._ask("sync state", lambda seconds: self._session.core.sync_state(seconds)))
+        found = dict(self._ask("sync state", self._session.core.sync_state))
         return {**found, "phases": [PHASES[number] for number in found["phases"]]}
 
     def joined(self) -> list[int]:
@@ -127,47 +124,33 @@ class Rounds:
         Gives (first unit, workers) for each time that it was cut: with `split` each batch from there on into
         as many units. `fixed`: rank r of n has every n-th of them, from first + r on; else units are leased.
         """
-        cuts = self._ask(
-            f"pass {epoch}",
-            lambda seconds: self._session.core.ledger_open(
-                epoch=epoch, units=batches, split=split, fixed=fixed, timeout_s=seconds
-            ),
-        )
-        return tuple(cuts)
+        core = self._session.core
+        call = partial(core.ledger_open, epoch=epoch, units=batches, split=split, fixed=fixed)
+        return tuple(self._ask(f"pass {epoch}", call))
 
     def lease(self, epoch: int, want: int, *, overdue: bool = False) -> list[tuple[int, int]]:
         """Ranges of units to work on, `want` at most in all; none when nothing is left to hand out.
 
         `overdue`: where nothing else is left, also what others hold.
         """
-        return self._ask(
-            f"pass {epoch}",
-            lambda seconds: self._session.core.lease(
-                rank=self.rank, epoch=epoch, want=want, overdue=overdue, timeout_s=seconds
-            ),
-        )
+        core = self._session.core
+        call = partial(core.lease, rank=self.rank, epoch=epoch, want=want, overdue=overdue)
+        return self._ask(f"pass {epoch}", call)
 
     def end_pass(self, epoch: int, timeout: float | None = None) -> tuple[int, bool]:
         """Wait until all units are done and all workers are here: the step to go on with, and whether the
         pass is over. Else units came back, or it has grown: open it and lease again.
         """
-        step, again, self.growths = self._ask(
-            f"the end of pass {epoch}",
-            lambda seconds: self._session.core.pass_end(
-                rank=self.rank, epoch=epoch, growths=self.growths, timeout_s=seconds
-            ),
-            timeout,
-        )
+        call = partial(self._session.core.pass_end, rank=self.rank, epoch=epoch, growths=self.growths)
+        step, again, self.growths = self._ask(f"the end of pass {epoch}", call, timeout)
         return step, not again
 
     def resume(self, epoch: int) -> tuple[int, list[int]]:
         """Where a worker that comes late goes on: the first pass from `epoch` on that is not over, and what
         is done in it of the units that are this rank's in fixed order.
         """
-        return self._ask(
-            f"pass {epoch}",
-            lambda seconds: self._session.core.resume(rank=self.rank, epoch=epoch, timeout_s=seconds),
-        )
+        call = partial(self._session.core.resume, rank=self.rank, epoch=epoch)
+        return self._ask(f"pass {epoch}", call)
 
     def go_on(self, epoch: int) -> tuple[int, list[int]]:
         """As `resume`, for passes over data: one that was left by a `break` is over once a later one was
@@ -182,12 +165,8 @@ class Rounds:
 
     def report(self, epoch: int) -> dict[str, Any]:
         """How often each unit of a pass was used, and by whom."""
-        return dict(
-            self._ask(
-                f"pass {epoch}",
-                lambda seconds: self._session.core.ledger_report(epoch=epoch, timeout_s=seconds),
-            )
-        )
+        call = partial(self._session.core.ledger_report, epoch=epoch)
+        return dict(self._ask(f"pass {epoch}", call))
 
     def leave(self, *, away: bool = False) -> None:
         """Gone for good: others wait no more for this rank, and its leases return.
@@ -195,16 +174,13 @@ class Rounds:
         Said by a newer client of the same name it evicts the older one, for which another is to come; `away`:
         or not, and the rest does what is left of its part.
         """
-        self._ask(
-            "leaving",
-            lambda seconds: self._session.core.leave(rank=self.rank, away=away, timeout_s=seconds),
-        )
+        self._ask("leaving", partial(self._session.core.leave, rank=self.rank, away=away))
 
-    def _ask(self, what: str, call: Callable[[float], T], timeout: float | None = None) -> T:
+    def _ask(self, what: str, call: _Asking[T], timeout: float | None = None) -> T:
         started = time.monotonic()
         seconds = self._session.deadline(timeout)
         try:
-            return call(seconds)
+            return call(timeout_s=seconds)
         except _core.CoreError as error:
             failure = self._session.error(error, f"worker {self.rank}, {what}")
             if isinstance(failure, Timeout):

@@ -13,7 +13,7 @@ from shoal.placement import Range
 from shoal.store.arrays import as_floats, as_keys, as_out, is_torch
 from shoal.store.catalogue import TableEntry
 from shoal.store.handle import Handle
-from shoal.store.ticket import Asked, Ticket
+from shoal.store.ticket import Ticket, Wanted
 from shoal.types import ArrayLike, Codec, FloatRows, KeyArray
 
 if TYPE_CHECKING:
@@ -108,11 +108,11 @@ class Table(Handle):
         """Begin an assign. The arrays may be reused as soon as this returns."""
         return self._begin_assign(keys, values, timeout)._in_background()
 
-    def _asked(self, keys: ArrayLike, out: ArrayLike = None) -> Asked:
+    def _wanted(self, keys: ArrayLike, out: ArrayLike = None) -> Wanted:
         key_array = as_keys(keys, self._where)
         shape = (*key_array.shape, self._dim)
         memory = None if out is None else as_out(out, shape, self._where).reshape(-1, self._dim)
-        return Asked((self._id, key_array.reshape(-1), memory), shape, out, is_torch(keys))
+        return Wanted((self._id, key_array.reshape(-1), memory), shape, out, is_torch(keys))
 
     def _given(self, keys: ArrayLike, values: ArrayLike, name: str) -> tuple[KeyArray, FloatRows]:
         key_array = as_keys(keys, self._where)

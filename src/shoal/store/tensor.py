@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.store.arrays import as_floats, as_out
 from shoal.store.catalogue import TableEntry
 from shoal.store.handle import Handle, check_step
-from shoal.store.ticket import Asked, Ticket
+from shoal.store.ticket import Ticket, Wanted
 from shoal.types import ArrayLike, Codec, FloatRows
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ class Tensor(Handle):
         """Begin an assign. The array may be reused as soon as this returns."""
         return self._begin_assign(None, value, timeout)._in_background()
 
-    def _asked(self, keys: ArrayLike, out: ArrayLike = None) -> Asked:
+    def _wanted(self, keys: ArrayLike, out: ArrayLike = None) -> Wanted:
         memory = None if out is None else as_out(out, self._shape, self._where).reshape(-1)
-        return Asked((self._id, None, memory), self._shape, out, self._torch)
+        return Wanted((self._id, None, memory), self._shape, out, self._torch)
 
     def _given(self, keys: ArrayLike, values: ArrayLike, name: str) -> tuple[None, FloatRows]:
         return None, as_floats(values, self._shape, name, self._where).reshape(-1)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoal.store.client import Session
 
 
-class Asked(NamedTuple):
+class Wanted(NamedTuple):
     """What a pull asks of the core, and how its caller wants to have the answer."""
 
     item: tuple[int, KeyArray | None, FloatRows | None]
@@ -42,7 +42,7 @@ class Ticket:
     (3, 2)
     """
 
-    __slots__ = ("_asked", "_core", "_finished", "_result", "_session", "_started", "_timeout_s", "_where")
+    __slots__ = ("_core", "_finished", "_result", "_session", "_started", "_timeout_s", "_wanted", "_where")
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Ticket:
         started: float,
         timeout_s: float,
         session: Session,
-        asked: Asked | None = None,
+        wanted: Wanted | None = None,
     ) -> None:
         self._core = core
         self._where = where
         self._started = started
         self._timeout_s = timeout_s
         self._session = session  # while a ticket lives its client is not closed for want of a reference
-        self._asked = asked
+        self._wanted = wanted
         self._finished = False
         self._result: Any = None
 
@@ -87,8 +87,8 @@ class Ticket:
             array = self._core.wait(seconds)
         except _core.CoreError as error:
             raise self._session.error(error, self._where, ticket=self) from None
-        if self._asked is not None:
-            self._result = self._asked.result(array)
+        if self._wanted is not None:
+            self._result = self._wanted.result(array)
         self._finished = True
         return self._result
 

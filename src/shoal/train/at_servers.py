@@ -11,8 +11,6 @@ from shoal.store.tensor import Tensor
 from shoal.train.parameters import Stepped, flat
 from shoal.train.strategy import Strategy
 
-__all__ = ["AtServers"]
-
 
 class AtServers(Strategy):
     """Every step: gradients up, wait for the policy's word, parameters down. The optimizer here rests."""

@@ -25,8 +25,6 @@ from shoal.store.table import Table
 from shoal.sync import Policy, Round
 from shoal.types import KeyArray
 
-__all__ = ["BatchKeys", "BatchRows", "check_prefetch"]
-
 # A batch in; ids by module, name of a module, or name of a table out. A tuple's first entry is taken, so that
 # what an EmbeddingCollection gets will do.
 BatchKeys: TypeAlias = Callable[[Any], Mapping[Any, Any]]

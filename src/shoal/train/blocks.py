@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from shoal.sync import Policy
     from shoal.train.worker import Worker
 
-__all__ = ["Blocks", "Downpour", "Elastic"]
-
 # What float32 holds without loss.
 _EXACT_AT_SERVERS = (torch.float32, torch.float16, torch.bfloat16)
 

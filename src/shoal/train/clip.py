@@ -15,8 +15,6 @@ from shoal.nn.module import TableModule, row_gradients, table_modules
 if TYPE_CHECKING:
     from shoal.train.parameters import Stepped
 
-__all__ = ["LocalClip", "RoundClip", "clip_factor", "round_clip", "scale_gradients"]
-
 
 def clip_factor(max_norm: float, norm: float) -> float:
     """What a gradient of this norm is multiplied by, as torch has it."""

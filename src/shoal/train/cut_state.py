@@ -29,8 +29,6 @@ from shoal.train.state_bytes import copied
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-__all__ = ["CutState"]
-
 _log = logging.getLogger("shoal.checkpoint")
 _COPIES_MAX = 8
 # For the thread, to learn which copies are needed no more.

@@ -15,15 +15,6 @@ from shoal.config import check_count, check_timeout, read_environment
 from shoal.errors import BadInput
 from shoal.sync.words import check_word
 
-__all__ = [
-    "BATCHES",
-    "SEED_MAX",
-    "WORKERS_MAX",
-    "WorkerEnvironment",
-    "check_batch",
-    "read_worker_environment",
-]
-
 WORKERS_MAX = 4096
 SEED_MAX = (1 << 63) - 1
 # split: each worker takes a part of every batch of the loader; each: every worker takes whole ones.

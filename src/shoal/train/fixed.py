@@ -19,8 +19,6 @@ from shoal.train.parameters import FlatFloats, Stepped, flat
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-__all__ = ["Fixed"]
-
 _Kind: TypeAlias = tuple[torch.Size, torch.dtype]
 
 

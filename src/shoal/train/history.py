@@ -17,8 +17,6 @@ import msgspec
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-__all__ = ["History", "Moment", "history_path", "open_history", "read_history", "write_moment"]
-
 # How often the servers are asked about staleness.
 _ASK_EVERY_S = 1.0
 _EVERY_S = 0.1

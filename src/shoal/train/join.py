@@ -23,8 +23,6 @@ from shoal.train.regroup import Regroup
 from shoal.train.waits import WAIT_S
 from shoal.train.worker import Worker
 
-__all__ = ["join", "local_workers"]
-
 _joined: dict[int, Worker] = {}  # by process
 
 

@@ -17,8 +17,6 @@ from shoal.train.noticeboard import Noticeboard
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-__all__ = ["KeptState"]
-
 _TOPIC = (1 << 16) - 4  # of the notices; groups have those above
 
 

@@ -17,8 +17,6 @@ from shoal.store.table import Table
 from shoal.train.progress import DataUse, ProgressReport
 from shoal.train.share import Drawn
 
-__all__ = ["LedgerReport", "PassReport", "Usage"]
-
 
 @dataclass(frozen=True)
 class PassReport:

@@ -16,8 +16,6 @@ from shoal.errors import Fenced
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-__all__ = ["Lives"]
-
 _log = logging.getLogger("shoal.worker")
 # It may be evicted again while it comes back.
 _TRIES = 10

@@ -15,8 +15,6 @@ from shoal.train.waits import doing
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-__all__ = ["Meeting"]
-
 T = TypeVar("T")
 
 # The notice of a worker whose exchange with the others has failed; models and loaders have those below.

@@ -19,8 +19,6 @@ from shoal import optim
 from shoal.store.client import Client
 from shoal.store.rounds import Rounds
 
-__all__ = ["TABLE", "Noticeboard"]
-
 TABLE = "shoal.notices"
 _DIM = 16
 # Whole numbers up to here are exact in a float32.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from shoal.train.share import Share
     from shoal.train.worker import Worker
 
-__all__ = ["AllReduce", "Gossip", "Hogwild"]
-
 
 def _packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)

@@ -15,18 +15,6 @@ from shoal.errors import BadInput, Mismatch
 from shoal.nn.module import TableModule, table_modules
 from shoal.train.clip import RoundClip
 
-__all__ = [
-    "Dense",
-    "Stepped",
-    "TableUse",
-    "check_finite",
-    "described",
-    "flat",
-    "is_finite",
-    "names",
-    "survey",
-]
-
 LINES_MAX = 12  # of what differs between two models
 FlatFloats = npt.NDArray[np.float32]
 

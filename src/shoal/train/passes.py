@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shoal.config import counted
+from shoal.data.handed import NO_UNIT
 from shoal.data.ledger import LeasedLedger, Ledger, StaticLedger
-from shoal.data.loader import NO_UNIT, ShardedLoader
+from shoal.data.loader import ShardedLoader
 from shoal.data.plan import Cuts, Plan
 from shoal.data.samples import samples_in
 from shoal.errors import BadInput, Fenced, Mismatch, Timeout
@@ -34,8 +35,6 @@ from shoal.train.share import UNKNOWN, Drawn
 if TYPE_CHECKING:
     from shoal.train.batch_rows import BatchRows
     from shoal.train.worker import Worker
-
-__all__ = ["Passes"]
 
 _log = logging.getLogger("shoal.data")
 # Of the notices about loaders; models have those below.

@@ -28,8 +28,6 @@ from shoal.train.twins import check_fresh, settings_of, twin_of
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-__all__ = ["prepare"]
-
 
 # Returned as they are: changed in place, or reading what is changed.
 _AS_THEY_ARE = (

@@ -22,21 +22,6 @@ import msgspec
 
 from shoal.errors import BadInput
 
-__all__ = [
-    "METRICS_MAX",
-    "PASSES_A_LOADER",
-    "DataUse",
-    "Progress",
-    "ProgressReport",
-    "left_path",
-    "part_used",
-    "progress_path",
-    "read_progress",
-    "read_trust",
-    "write_data_before",
-    "write_trust",
-]
-
 _log = logging.getLogger("shoal.progress")
 _EVERY_S = 1.0
 # Samples per second are those of about this long; of less than the second nothing can be said.

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["random_state", "set_random_state"]
-
 
 def random_state() -> dict[str, Any]:
     """Where they stand in this process; that of GPUs, where they are used."""

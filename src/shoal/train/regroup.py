@@ -37,8 +37,6 @@ from shoal.train.waits import doing
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-__all__ = ["Regroup"]
-
 # Topics of notes; `Meeting` has the one above, models and loaders those below.
 _MARKS, _PROPOSALS = (1 << 16) - 2, (1 << 16) - 3
 _LOOK_EVERY_S = 0.25

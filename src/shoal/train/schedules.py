@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Schedules"]
-
 _BY_PASSES = -1
 
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from shoal.train.passes import Passes
 
-__all__ = ["UNKNOWN", "Drawn", "Share"]
-
 # The samples of a batch that does not say how many it holds.
 UNKNOWN = -1
 

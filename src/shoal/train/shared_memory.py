@@ -16,8 +16,6 @@ from shoal.train.parameters import Dense, FlatFloats, flat
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-__all__ = ["share_memory"]
-
 
 def share_memory(worker: Worker, dense: Sequence[Dense], number: int) -> None:
     """Put `dense` where every worker of this job sees it: in memory `number`, at first rank 0's values.

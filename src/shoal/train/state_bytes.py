@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-__all__ = ["copied", "from_bytes", "to_bytes"]
-
 _TREE = "tree"
 
 

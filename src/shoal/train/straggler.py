@@ -13,8 +13,6 @@ from collections.abc import Callable
 
 from shoal.errors import BadInput
 
-__all__ = ["FACTOR_MAX", "SLEEP_MS_MAX", "Straggler", "parse_stragglers"]
-
 FACTOR_MAX = 1000.0
 SLEEP_MS_MAX = 60_000.0
 _ALLOWED = f"a factor of 1 to {FACTOR_MAX:g}, as 5x, or 0 to {SLEEP_MS_MAX:,.0f} ms a step, as 50ms"

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from shoal.train.share import Share
     from shoal.train.worker import Worker
 
-__all__ = ["Strategy"]
-
 # In which all values are looked at. Scripts that change parameters by hand do it from the first step on.
 _EARLY_STEPS = 3
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from shoal.train.parameters import Stepped
     from shoal.train.worker import Worker
 
-__all__ = ["TakenBack", "check_model", "find_restored", "load", "save"]
-
 _CUT_EVERY_S = 0.01
 _LOADED = (1 << 16) - 5  # the topic of the notice that names a checkpoint
 

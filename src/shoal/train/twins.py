@@ -15,8 +15,6 @@ import torch
 from shoal import optim
 from shoal.errors import BadInput
 
-__all__ = ["check_fresh", "check_twin", "settings_of", "twin_of"]
-
 Group = Mapping[str, Any]
 
 

@@ -16,8 +16,6 @@ from shoal.errors import BadInput, Timeout
 from shoal.store.rounds import Advanced, Rounds
 from shoal.train.progress import ProgressReport
 
-__all__ = ["WAIT_S", "Waits", "doing"]
-
 T = TypeVar("T")
 
 # Others may evaluate, write a checkpoint, or compile for a while.

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from shoal.train.passes import Passes
     from shoal.train.strategy import Strategy
 
-__all__ = ["Worker"]
-
 # Passes above this number are no passes over data: they are the barriers that scripts ask for, by epoch.
 _BARRIERS, _BARRIERS_AN_EPOCH = 1 << 60, 1 << 20
 _STALENESS_EVERY_S = 1.0
