@@ -58,6 +58,8 @@ soak: install ## what takes longer than `make test` allows; SOAK_ARGS=... is pas
 wheel: dist/.built ## build the wheel into dist/
 
 install: $(VENV)/.shoal ## .venv with Shoal in it (editable); rebuilds when C++ changed
+	@# Where Python may not write bytecode every process would compile all of it anew.
+	@$(BIN)/python -m compileall -q src/shoal tests bench
 
 clean: ## remove everything that make made, .venv included
 	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -54,8 +54,9 @@ uint64_t growths_of(const SyncReply& reply) { return reply.numbers.empty() ? 0 :
 
 std::pair<uint64_t, uint64_t> sync_open(const PyClientPtr& self, uint32_t rank, uint32_t workers,
                                         const std::string& kind, double quorum, uint32_t count, int32_t slack,
-                                        bool resize, double timeout_s) {
+                                        bool resize, bool back, double timeout_s) {
   SyncRequest request = request_of(resize ? SyncVerb::resize : SyncVerb::open, rank);
+  if (back) request.step = kBack;
   request.config = {workers, take_names.parse(kind), quorum, count, slack};
   const SyncReply reply = ask(self, std::move(request), timeout_s).reply;
   return {reply.step, growths_of(reply)};
@@ -148,18 +149,20 @@ nb::dict ledger_report(const PyClientPtr& self, uint64_t epoch, double timeout_s
 void bind_sync(nb::class_<PyClient>& c) {
   using namespace nb::literals;
   c.def("sync_open", &sync_open, nb::kw_only(), "rank"_a, "workers"_a, "take"_a, "quorum"_a = 1.0,
-        "count"_a = 1, "slack"_a = -1, "resize"_a = false, "timeout_s"_a);
+        "count"_a = 1, "slack"_a = -1, "resize"_a = false, "back"_a = false, "timeout_s"_a);
   c.def("advance", &advance, nb::kw_only(), "rank"_a, "step"_a, "weight"_a, "lr"_a = NAN, "clip"_a = 0.0f,
         "units"_a = std::vector<std::pair<uint64_t, uint64_t>>(), "timeout_s"_a);
   c.def("sync_state", &sync_state, "timeout_s"_a);
   c.def(
       "ledger_open",
-      [](const PyClientPtr& self, uint64_t epoch, uint64_t units, bool split, bool fixed, double timeout_s) {
+      [](const PyClientPtr& self, uint64_t epoch, uint64_t units, bool split, bool fixed, bool several_steps,
+         double timeout_s) {
         SyncRequest request = request_of(SyncVerb::ledger_open, 0, epoch, units);
-        request.step = (split ? kSplit : 0) | (fixed ? kStatic : 0);
+        request.step = (split ? kSplit : 0) | (fixed ? kStatic : 0) | (several_steps ? kSeveralSteps : 0);
         return ranges_of(ask(self, std::move(request), timeout_s).reply);
       },
-      nb::kw_only(), "epoch"_a, "units"_a, "split"_a = false, "fixed"_a = false, "timeout_s"_a);
+      nb::kw_only(), "epoch"_a, "units"_a, "split"_a = false, "fixed"_a = false, "several_steps"_a = false,
+      "timeout_s"_a);
   c.def("lease", &lease, nb::kw_only(), "rank"_a, "epoch"_a, "want"_a, "overdue"_a = false, "timeout_s"_a);
   c.def(
       "pass_end",

@@ -107,7 +107,7 @@ std::vector<std::byte> SyncShard::encode(bool live) const {
   pack(out, &config_, 1);
   // Barriers of a life that is over are nobody's.
   const auto end = live ? passes_.end() : passes_.lower_bound(kBarriers);
-  const uint64_t numbers[] = {growths_ * 2 + (live ? 1 : 0),
+  const uint64_t numbers[] = {growths_ * 4 + (several_steps_ ? 2 : 0) + (live ? 1 : 0),
                               members_.size(),
                               round_,
                               closed_,
@@ -154,7 +154,8 @@ bool SyncShard::decode(std::span<const std::byte> in) {
     return false;
   }
   const bool live = numbers[0] % 2 != 0;
-  anew.growths_ = numbers[0] / 2;
+  anew.several_steps_ = numbers[0] / 2 % 2 != 0;
+  anew.growths_ = numbers[0] / 4;
   anew.round_ = numbers[2];
   anew.closed_ = numbers[3];
   anew.dropped_ = numbers[4];

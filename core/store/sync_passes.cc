@@ -19,15 +19,17 @@ Status SyncShard::ledger_open(const SyncRequest& request, SyncReply& reply) {
   now.split = (request.step & kSplit) != 0;
   reply.step = now.workers;
   reply.numbers = {0, now.workers};
+  several_steps_ |= (request.step & kSeveralSteps) != 0;
   const uint64_t parts = now.split ? now.workers : 1;
   const uint64_t units = request.count * parts;
-  if (request.count > kUnitsMax || units > kUnitsMax) {
+  const bool fresh = now.ledger.units() == 0;
+  if (fresh && (request.count > kUnitsMax || units > kUnitsMax)) {
     return {Code::bad_input, "a pass of " + std::to_string(request.count) + " batches in " +
                                  std::to_string(parts) + " parts; at most " + std::to_string(kUnitsMax) +
                                  " units are allowed: use larger batches"};
   }
   const uint64_t stride = (request.step & kStatic) != 0 ? now.workers : 0;
-  if (now.ledger.units() == 0) {
+  if (fresh) {
     now.ledger = WorkLedger(units, now.workers, stride);
     for (uint32_t rank = 0; rank < members_.size(); ++rank)
       if (members_[rank].phase == Phase::away) now.ledger.abandon(rank);
@@ -35,12 +37,13 @@ Status SyncShard::ledger_open(const SyncRequest& request, SyncReply& reply) {
   const std::vector<WorkLedger::Cut>& cuts = now.ledger.cuts();
   if (!cuts.empty()) reply.numbers.clear();
   for (const auto& [first, workers] : cuts) reply.numbers.insert(reply.numbers.end(), {first, workers});
-  const bool same =
-      cuts.empty() ? now.ledger.units() == units : now.ledger.batches(now.split) == request.count;
-  if (same) return {};
+  // Units of a grown pass are not so many for each batch.
+  const uint64_t was = cuts.empty() ? now.ledger.units() : now.ledger.batches(now.split);
+  const uint64_t says = cuts.empty() ? units : request.count;
+  if (was == says) return {};
   return {Code::mismatch, "epoch " + std::to_string(request.epoch) + " was opened with " +
-                              std::to_string(now.ledger.units()) + " units, rank " +
-                              std::to_string(request.rank) + " says " + std::to_string(units)};
+                              std::to_string(was) + (cuts.empty() ? " units" : " batches") + ", rank " +
+                              std::to_string(request.rank) + " says " + std::to_string(says)};
 }
 
 SyncShard::Pass& SyncShard::pass(uint64_t epoch) {
@@ -82,7 +85,10 @@ void SyncShard::mark_over(uint64_t epoch) {
   if (const auto it = passes_.find(epoch); it->second.ledger.units() == 0) passes_.erase(it);  // a barrier
 }
 
+// The end of a step is that of a batch only where each batch is stepped with once: a job that is not known to
+// do so, which its first two steps show, goes on as it is until the next pass.
 void SyncShard::grow_passes() {
+  if (several_steps_ || round_ == 0) return;
   const auto in_round = [this](const Member& member) {
     return std::any_of(contributions_.begin(), contributions_.end(), [&](const Contribution& one) {
       return one.entry.client == member.client && one.entry.incarnation == member.incarnation;

@@ -17,6 +17,12 @@ std::string describe(const SyncConfig& config) {
          " slack=" + std::to_string(config.slack);
 }
 
+bool same_but_size(const SyncConfig& one, SyncConfig other) {
+  other.workers = one.workers;
+  other.quorum = one.quorum;
+  return other == one;
+}
+
 Status check_config(const SyncConfig& config) {
   const bool sound = config.workers >= 1 && config.workers <= kWorkersMax && config.take <= Take::count &&
                      config.quorum > 0.0 && config.quorum <= 1.0 && config.count >= 1;
@@ -27,6 +33,12 @@ Status check_config(const SyncConfig& config) {
 
 }  // namespace
 
+// A worker of the job that comes back, and may not have heard that there are more or fewer by now.
+bool SyncShard::knows(const SyncRequest& request) const {
+  return request.step == kBack && !all_left() && request.rank < members_.size() &&
+         members_[request.rank].client == request.client;
+}
+
 Status SyncShard::check(const SyncRequest& request) const {
   if (request.verb == SyncVerb::open || request.verb == SyncVerb::resize) {
     if (Status status = check_config(request.config); !status.ok()) return status;
@@ -36,7 +48,8 @@ Status SyncShard::check(const SyncRequest& request) const {
     return {Code::bad_input, "no job has opened its sync here: call sync_open first"};
   }
   // Who is to go, since the job has become smaller, may still finish a step.
-  const size_t workers = request.verb == SyncVerb::open ? request.config.workers : members_.size();
+  const bool joins = request.verb == SyncVerb::open && !knows(request);
+  const size_t workers = joins ? request.config.workers : members_.size();
   if (request.rank >= workers) {
     return {Code::bad_input, "rank " + std::to_string(request.rank) +
                                  " is not below the number of workers, " + std::to_string(workers)};
@@ -107,9 +120,10 @@ Status SyncShard::open(const SyncRequest& request) {
     round_ = 0;
     passes_.clear();
     over_.clear();
+    several_steps_ = false;
   } else if (restored_ && config_ != request.config) {
     go_on_with(request.config);
-  } else if (config_ != request.config) {
+  } else if (config_ != request.config && !(knows(request) && same_but_size(config_, request.config))) {
     return {Code::mismatch, "this job's sync was opened with " + describe(config_) + ", rank " +
                                 std::to_string(request.rank) + " asks for " + describe(request.config)};
   }
@@ -156,6 +170,7 @@ Status SyncShard::advance(const SyncRequest& request) {
   enter(member, Phase::working);
   if (request.step < member.finished && !SHOAL_MUTANT(count_requests)) return {};  // asked again
   member.finished = request.step + 1;
+  several_steps_ |= request.units.empty() && request.weight > 0.0f;
   const bool late = rounds && request.step < round_;
   for (const UnitName& name : request.units) {
     const auto it = passes_.find(name.epoch);
@@ -176,10 +191,7 @@ Status SyncShard::advance(const SyncRequest& request) {
 
 // New ranks are to come, and nobody waits for them; those that are too many go on until they leave.
 Status SyncShard::resize(const SyncRequest& request) {
-  SyncConfig as_before = request.config;
-  as_before.workers = config_.workers;
-  as_before.quorum = config_.quorum;
-  if (as_before != config_) {
+  if (!same_but_size(config_, request.config)) {
     return {Code::mismatch,
             "this job's sync is " + describe(config_) + "; it cannot become " + describe(request.config)};
   }

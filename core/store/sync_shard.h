@@ -117,6 +117,7 @@ class SyncShard {
   bool counts(const Member& member) const;  // others wait for it
   bool may_start(const Member& member) const;
   bool all_left() const;
+  bool knows(const SyncRequest& request) const;
   void give_back(uint32_t rank);
   Pass& pass(uint64_t epoch);
   uint64_t next_pass(uint64_t epoch) const;  // the first from there on that is not over
@@ -137,7 +138,8 @@ class SyncShard {
   std::map<uint64_t, Pass> passes_;    // by epoch; those that are over for a while
   std::map<uint64_t, uint64_t> over_;  // passes that are over, as ranges: begin -> end
   uint64_t opened_ = 0;
-  uint64_t growths_ = 0;  // how often a pass took in workers that came since it began
+  uint64_t growths_ = 0;        // how often a pass took in workers that came since it began
+  bool several_steps_ = false;  // are made with some batch: the end of a step need not be that of a batch
   double now_ = 0.0;
   std::vector<Answer> ready_;
 };

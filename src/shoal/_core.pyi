@@ -225,7 +225,8 @@ class Client:
     # contributions make an update). Returns the step to start with, and waits until it may be started;
     # and how often passes have grown so far.
     # resize: instead of joining, let the job go on with so many workers: new ranks are to come, and those
-    # that are too many are not waited for once they are gone.
+    # that are too many are not waited for once they are gone. back: it was here before, and need not know
+    # how many there are by now.
     def sync_open(
         self,
         *,
@@ -236,6 +237,7 @@ class Client:
         count: int = 1,
         slack: int = -1,
         resize: bool = False,
+        back: bool = False,
         timeout_s: float,
     ) -> tuple[int, int]: ...
     # "I finished `step`, all my pushes are acknowledged; may I start the next?" Blocks until the policy says
@@ -262,8 +264,16 @@ class Client:
     # The pass `epoch` has so many units (split: batches, of which each makes a unit for each worker);
     # idempotent, another number is a mismatch. Gives how the pass is cut: (first unit, workers) of
     # each part of it, the first with unit 0. fixed: rank r has every n-th unit from first + r on.
+    # several_steps: a batch may be stepped with more than once, so no pass of the job grows.
     def ledger_open(
-        self, *, epoch: int, units: int, split: bool = False, fixed: bool = False, timeout_s: float
+        self,
+        *,
+        epoch: int,
+        units: int,
+        split: bool = False,
+        fixed: bool = False,
+        several_steps: bool = False,
+        timeout_s: float,
     ) -> list[tuple[int, int]]: ...
     # Up to `want` units as (begin, end) ranges; [] = nothing left to hand out now. overdue: where nothing
     # else is left, what others hold is taken from them.

@@ -9,7 +9,7 @@ hyper-parameters may be changed by opening it again.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 from shoal import _core
@@ -51,11 +51,11 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         """Check every field by its type; numbers become floats."""
-        for name, value in vars(self).items():
-            kind = self.__annotations__[name]
-            if kind == "float":
+        for field in fields(self):  # type: ignore[arg-type]  # every subclass is one
+            name, kind, value = field.name, field.type, getattr(self, field.name)
+            if kind in ("float", float):  # a class of one's own may have either
                 check_number(self, name, value, low=0)
-            elif kind == "bool" and not isinstance(value, bool):
+            elif kind in ("bool", bool) and not isinstance(value, bool):
                 raise BadInput(f"{type(self).__name__}: {name} is {value!r}; it must be True or False")
             elif name == "betas":
                 self._check_betas(value)

@@ -110,3 +110,27 @@ TEST(a_pass_that_has_grown_goes_on_from_a_checkpoint_with_more_workers) {
   CHECK((job.cuts() == Numbers{0, 2, 4, 3, 7, 5}));
   CHECK(job.replies[job.ask(SyncVerb::report, 0)].numbers.at(0) == 12);
 }
+
+TEST(a_job_that_steps_more_than_once_with_a_batch_is_not_grown_within_a_pass) {
+  Job job = joined();
+  const uint64_t comes = job.tokens;
+  for (const uint32_t rank : {0u, 1u}) job.ask(SyncVerb::advance, rank, 1);  // again with the first batch
+  SyncShard copy;
+  CHECK(copy.decode(job.shard.encode(true)));
+  job.shard = std::move(copy);
+  for (const uint32_t rank : {0u, 1u}) job.step(rank, 2, 2 + rank);
+  CHECK(job.waits(comes));
+  CHECK((job.cuts() == Numbers{0, 2}));
+}
+
+TEST(a_worker_that_comes_back_need_not_know_how_many_there_are) {
+  Job job = joined();
+  job.workers = 2;  // as it was told
+  for (const uint32_t rank : {1u, 2u}) {
+    const uint64_t back = job.ask(SyncVerb::open, rank, kBack);
+    CHECK(job.waits(back) || job.replies[back].status.ok());
+  }
+  CHECK(job.replies[job.ask(SyncVerb::open, 1)].status.code() == Code::mismatch);  // another job must
+  job.client = 100;
+  CHECK(job.replies[job.ask(SyncVerb::open, 1, kBack)].status.code() == Code::mismatch);
+}

@@ -187,4 +187,6 @@ def check(fault: Fault, outcome: Outcome) -> None:
             assert sum(rows) == found["rounds"], (sum(rows), found["rounds"])
         if fault.role in ("server", "coordinator") and fault.word != "quorum:0.5":
             assert rows == [PASSES / BATCH] * SAMPLES, rows
+            if fault.word not in (*UNCOUNTED, "average:2"):
+                assert found["dense"] == [PASSES / BATCH] * SAMPLES, found["dense"]
             assert fault.word in UNCOUNTED or found["rounds"] == PASSES * SAMPLES / BATCH, found["rounds"]

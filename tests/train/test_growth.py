@@ -35,6 +35,7 @@ class Job:
     client: Client
     script: Callable[[Worker, Job], Any]
     batch: str
+    word: str = "bsp"
     size: int = 0
     results: dict[int, Any] = field(default_factory=dict)
     errors: list[BaseException] = field(default_factory=list)
@@ -42,7 +43,7 @@ class Job:
 
     def start(self, size: int) -> None:
         """The workers that are missing to so many."""
-        makers = local_workers(size, "bsp", client=self.client, batch=self.batch, wait_s=JOIN_S)
+        makers = local_workers(size, self.word, client=self.client, batch=self.batch, wait_s=JOIN_S)
 
         def run(rank: int) -> None:
             try:
@@ -60,18 +61,19 @@ class Job:
     def grow(self, size: int) -> None:
         """Others come, and wait for a part; called by a worker that is in a step."""
         before, rounds = self.size, Rounds(self.client, 0, size)
-        rounds.open(**parse("bsp").core_spec(size), resize=True)
+        rounds.open(**parse(self.word).core_spec(size), resize=True)
         self.start(size)
         deadline = monotonic() + JOIN_S
-        while set(rounds.state()["phases"][before:]) != {"at_end"} and not self.errors:
+        waiting = {"at_end"} if self.word == "bsp" else {"working", "waiting", "at_end"}
+        while not set(rounds.state()["phases"][before:]) <= waiting and not self.errors:
             assert monotonic() < deadline, rounds.state()
             sleep(0.01)
 
 
 @contextmanager
-def job(script: Callable[[Worker, Job], Any], batch: str = "split") -> Iterator[Job]:
+def job(script: Callable[[Worker, Job], Any], batch: str = "split", word: str = "bsp") -> Iterator[Job]:
     with connect("memory://", timeout=JOIN_S) as client:
-        found = Job(client, script, batch)
+        found = Job(client, script, batch, word)
         found.start(2)
         for thread in found.threads:  # grows meanwhile
             thread.join(JOIN_S)
@@ -125,6 +127,96 @@ def test_a_pass_that_grows_computes_what_one_process_does(name: str, grows: dict
 
 def _size(grows: dict[int, int], batch: int) -> int:
     return max([2, *(size for at, size in grows.items() if batch > at)])
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_a_batch_with_two_steps_is_not_grown_in_between(optimizers: int) -> None:
+    x = torch.arange(40.0).view(-1, 1) / 40
+
+    def made() -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
+        models = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(optimizers))
+        for parameter in models.parameters():
+            torch.nn.init.constant_(parameter, 0.1)
+        return models, [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+
+    def steps(models: Any, optimizers: list[torch.optim.Optimizer], batch: torch.Tensor) -> None:
+        for i in range(2):
+            k = i % len(optimizers)
+            optimizers[k].zero_grad()
+            ((models[k](batch) - 1) ** 2).mean().backward()
+            optimizers[k].step()
+
+    def script(worker: Worker, job: Job) -> Any:
+        models, each = made()
+        models, batches, *each = worker.prepare(models, DataLoader(x, batch_size=8), *each)
+        sizes = []
+        for epoch in range(3):
+            for at, batch in enumerate(batches):
+                if (worker.rank, epoch, at) == (0, 0, GROWS_AT):
+                    job.grow(4)
+                steps(models, each, batch)
+            sizes.append(worker.world_size)
+        return [p.detach().clone() for p in models.parameters()], sizes
+
+    models, each = made()
+    for _ in range(3):
+        for batch in x.split(8):
+            steps(models, each, batch)
+    with job(script) as done:
+        for found, sizes in done.results.values():
+            torch.testing.assert_close(found, [p.detach() for p in models.parameters()])
+            assert sizes[1:] == [4, 4]
+
+
+def test_a_loader_that_is_only_read_does_not_say_how_many_there_are() -> None:
+    def script(worker: Worker, job: Job) -> Any:
+        model = torch.nn.Linear(1, 1)
+        x = torch.arange(64.0).view(-1, 1)
+        data, val = DataLoader(x, batch_size=8), DataLoader(x, batch_size=16)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        model, optimizer, batches, val = worker.prepare(model, optimizer, data, val)
+        sizes, at = [], 0 if worker.rank < 2 else GROWS_AT + 1
+        for batch in batches:
+            if worker.rank == 0 and at == GROWS_AT:
+                job.grow(4)
+            model.eval()
+            seen = sum(map(len, val))
+            model.train()
+            sizes.append((at, worker.world_size, seen))
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            at += 1
+        state = batches.state_dict()
+        batches.load_state_dict(state)  # its own
+        return sizes
+
+    with job(script) as done:
+        read = [one for found in done.results.values() for one in found]
+    for at in range(8):
+        assert {size for batch, size, _ in read if batch == at} == {2 if at <= GROWS_AT else 4}
+        assert sum(seen for batch, _, seen in read if batch == at) == 64
+
+
+def test_a_new_worker_reads_nothing_of_what_is_cut_for_those_before_it() -> None:
+    def script(worker: Worker, job: Job) -> Any:
+        model = torch.nn.Linear(1, 1)
+        x = torch.arange(64.0).view(-1, 1)
+        data, val = DataLoader(x, batch_size=1), DataLoader(x, batch_size=16)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        model, optimizer, batches, val = worker.prepare(model, optimizer, data, val)
+        for at, batch in enumerate(batches):
+            if (worker.rank, at) == (0, GROWS_AT):
+                job.grow(3)
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            return sum(map(len, val))
+
+    with job(script, word="asp") as done:
+        assert sorted(done.results) == [0, 1, 2]
+        assert sum(done.results.values()) == 64
 
 
 def test_whole_batches_go_to_new_workers_in_turn() -> None:

@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -192,3 +193,13 @@ def test_layouts_differ_where_the_core_keeps_other_state(
 ) -> None:
     ours, theirs = (_core.update.state_floats(each.to_core(), 8) for each in (one, other))
     assert (one.layout() == other.layout()) == (ours == theirs)
+
+
+def test_an_optimizer_of_ones_own_is_checked_as_the_one_it_is_made_of() -> None:
+    @dataclass(frozen=True)
+    class Warm(shoal.optim.Adam):
+        warmup: float = 0.0
+
+    assert Warm(lr=0.1, warmup=3.0).lr == 0.1
+    with pytest.raises(BadInput, match="warmup is -1"):
+        Warm(lr=0.1, warmup=-1)

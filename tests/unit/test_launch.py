@@ -283,3 +283,11 @@ def test_sizes_that_cannot_be_are_refused(
     with pytest.raises(BadInput, match=message):
         scale("job", **{"workers": None, "servers": None, **sizes})
     assert record.asked_sizes() == {}
+
+
+def test_a_failure_that_awaits_another_end_counts_when_nobody_is_left() -> None:
+    verdict = Verdict()
+    verdict.worker_ended(1, 3, joined=True, left=True, behind=[2], now=0.0)
+    assert verdict.ending is None
+    verdict.decide()
+    assert (verdict.code, verdict.sentence) == (3, "worker 1 failed with code 3")

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from shoal.data.handed import NO_UNIT, Count, Handed, Seen, one_ahead
 from shoal.data.ledger import Ledger
 from shoal.data.order import Order
-from shoal.data.plan import Cuts, Plan, own_units
+from shoal.data.plan import Cuts, Plan, own_ranges
 from shoal.errors import BadInput
 
 
@@ -56,7 +56,7 @@ class IndexedSource:
             raise TypeError("the loader's sampler has no length")
         if self._plan.batch == "split":
             return batches
-        return sum(1 for _ in own_units(self._cuts, self._rank, batches))
+        return sum(map(len, own_ranges(self._cuts, self._rank, batches)))
 
     def start(self, epoch: int, ledger: Ledger, done: set[int]) -> Iterator[Handed]:
         before, state = self._order.digest(epoch), self._order.state()

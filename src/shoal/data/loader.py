@@ -227,7 +227,7 @@ class ShardedLoader:
         The number of workers and the way of cutting must be the same. Under leases the store's ledger says
         what is left, and must have been restored to the same instant.
         """
-        own = {"version": _STATE_VERSION, "workers": self._plan.workers, "batch": self._plan.batch}
+        own = {"version": _STATE_VERSION, "workers": self._cuts[-1][1], "batch": self._plan.batch}
         for name, value in own.items():
             if state.get(name) != value:
                 raise BadInput(

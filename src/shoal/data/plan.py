@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from shoal.errors import BadInput
@@ -18,16 +19,21 @@ BatchMode: TypeAlias = Literal["split", "each"]
 Cuts: TypeAlias = tuple[tuple[int, int], ...]
 
 
+def own_ranges(cuts: Cuts, rank: int, total: int) -> Iterator[range]:
+    """The units of `rank` in static order, as a range for each time that the pass was cut."""
+    ends = [first for first, _ in cuts[1:]] + [total]
+    for (first, workers), end in zip(cuts, ends, strict=True):
+        if rank < workers:
+            yield range(first + rank, end, workers)
+
+
 def own_units(cuts: Cuts, rank: int, total: int) -> Iterator[int]:
     """The units of `rank` in static order, rising.
 
     >>> list(own_units(((0, 2), (4, 3)), rank=1, total=10))
     [1, 3, 5, 8]
     """
-    ends = [first for first, _ in cuts[1:]] + [total]
-    for (first, workers), end in zip(cuts, ends, strict=True):
-        if rank < workers:
-            yield from range(first + rank, end, workers)
+    return chain.from_iterable(own_ranges(cuts, rank, total))
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ class Attendance:
 
     def restored(self, client: ClientGranted) -> None:
         """One of the journal's: it may be at work, and not have found this coordinator yet."""
-        self._may_push.add(client.client_id)
+        if client.state != "left":
+            self._may_push.add(client.client_id)
 
     def unseen(self, reachable: Collection[int]) -> set[int]:
         """Those that may push while they cannot be told to hold: not here again, or not fenced yet."""

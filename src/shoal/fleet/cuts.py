@@ -251,7 +251,8 @@ class Cuts:
         unreachable = {lease.client_id for lease in self._leases.unreachable()} | self._unseen()
         if unreachable or self._leases.starting(now):
             names = _list(unreachable)
-            return self._pause(work, now, f"waiting for client {names} to connect again, or to be given up")
+            why = f"waiting for client {names} to connect again, or to be given up"
+            return self._pause(work, now, why, tried=False)
         self.number += 1
         work.number = self.number
         work.stage, work.stage_until = "hold", now + HOLD_S
@@ -267,11 +268,11 @@ class Cuts:
         self._call.begins(True)
         return self._orders(work, "save")
 
-    def _pause(self, work: _Work, now: float, why: str) -> Replies:
+    def _pause(self, work: _Work, now: float, why: str, *, tried: bool = True) -> Replies:
         """Let everybody go on, and try again after a while."""
         replies = self._stop(work)
         self._call.begins(False)
-        work.tries += 1
+        work.tries += tried
         work.why_not = why
         if work.tries >= _TRIES_MAX:
             return replies + self._fail(Timeout(f"{work.request.url}: no cut in {work.tries} tries: {why}"))

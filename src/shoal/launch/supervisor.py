@@ -262,7 +262,9 @@ class _Job:
             self._evict(worker.rank)
             self._forget(worker.rank)
             return
-        then, now = self._board.ending_before(worker.rank), time.monotonic()
+        # Those that are too many end for nobody's sake.
+        then = [rank for rank in self._board.ending_before(worker.rank) if rank < self._options.workers]
+        now = time.monotonic()
         again = self._verdict.worker_ended(
             worker.rank, worker.code, joined=view.joined, left=view.left, behind=then, now=now
         )
@@ -471,6 +473,7 @@ class _Job:
     # The end.
 
     def _finish(self) -> int:
+        self._verdict.decide()
         trained = self._verdict.ending is None
         if self._saver is not None:
             why = self._saver.end_with_a_last([self._signals.receiver.fileno()]) if trained else None

@@ -97,10 +97,12 @@ class Verdict:
         self.decide(now)
         return None
 
-    def decide(self, now: float) -> None:
-        """Of the workers that have failed the first is the cause for whom nobody is awaited any more."""
+    def decide(self, now: float = math.inf) -> None:
+        """Of the workers that have failed the first is the cause for whom nobody is awaited any more; without
+        a time nobody is.
+        """
         for failed, awaited in self._held:
-            if not awaited or now > self._decide_at:
+            if not awaited or now >= self._decide_at:
                 self._end(failed.code, failed.sentence, failed.rank)
 
     def not_joined(self, rank: int, waiting: Sequence[int], seconds: float) -> None:

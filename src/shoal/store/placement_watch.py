@@ -93,13 +93,17 @@ class PlacementWatch:
                 return
             try:
                 if news.placement is not None:
-                    self._version = news.placement.version
                     session.core.set_placement(core_placement(news.placement))
+                    self._version = news.placement.version
                 pushes = sum(self._count_lost(session, takeover) for takeover in news.takeovers)
                 if pushes:  # what others have lost, too, the status tells
                     _log.warning("%d acknowledged pushes of this client were lost with a server", pushes)
             except _core.CoreError:  # closed meanwhile
                 return
+            except MemoryError:  # asked for again, and by then there may be some
+                _log.warning("no memory for news of placements")
+                self._closed.wait(_PAUSE_S)
+                continue
             del session  # or it would live while this thread waits for the next
             self._heard = news.heard
 

@@ -65,10 +65,20 @@ class Rounds:
         self.workers = workers
         self.growths = 0
 
-    def open(self, *, take: str, quorum: int, count: int, slack: int, resize: bool = False) -> int:
+    def open(
+        self,
+        *,
+        take: str,
+        quorum: int,
+        count: int,
+        slack: int,
+        resize: bool = False,
+        back: bool = False,
+    ) -> int:
         """Define the job's rules, or agree with those who did; the step to begin with.
 
-        `resize`: do not join, but let the job go on with this number of workers.
+        `resize`: do not join, but let the job go on with this number of workers. `back`: it was here before,
+        and need not know how many there are by now.
         """
         call = partial(
             self._session.core.sync_open,
@@ -79,6 +89,7 @@ class Rounds:
             count=count,
             slack=slack,
             resize=resize,
+            back=back,
         )
         step, self.growths = self._ask("sync", call)
         return step
@@ -117,15 +128,29 @@ class Rounds:
         return [rank for rank, phase in enumerate(self.state()["phases"]) if phase != "absent"]
 
     def open_pass(
-        self, epoch: int, batches: int, *, split: bool = False, fixed: bool = False
+        self,
+        epoch: int,
+        batches: int,
+        *,
+        split: bool = False,
+        fixed: bool = False,
+        several_steps: bool = False,
     ) -> tuple[tuple[int, int], ...]:
         """A pass over the data has that many batches; all workers must say the same.
 
         Gives (first unit, workers) for each time that it was cut: with `split` each batch from there on into
         as many units. `fixed`: rank r of n has every n-th of them, from first + r on; else units are leased.
+        `several_steps` may be made with a batch: then no pass of this job grows.
         """
         core = self._session.core
-        call = partial(core.ledger_open, epoch=epoch, units=batches, split=split, fixed=fixed)
+        call = partial(
+            core.ledger_open,
+            epoch=epoch,
+            units=batches,
+            split=split,
+            fixed=fixed,
+            several_steps=several_steps,
+        )
         return tuple(self._ask(f"pass {epoch}", call))
 
     def lease(self, epoch: int, want: int, *, overdue: bool = False) -> list[tuple[int, int]]:

@@ -92,7 +92,7 @@ class Lives:
         )
 
     def _begin(self, worker: Worker) -> None:
-        worker.step = worker.rounds.open(**worker.policy.core_spec(worker.world_size))
+        worker.step = worker.rounds.open(**worker.policy.core_spec(worker.world_size), back=True)
         self.void = worker.draws
         worker.lose_share()
         self._growths = worker.rounds.growths

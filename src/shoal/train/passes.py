@@ -113,7 +113,9 @@ class Passes:
             return None
         part, before = self._reads
         self._reads = (worker.part, before + 1 if part == worker.part else 0)
-        return StaticLedger(worker.rank, worker.world_size, begin=self._begin_reading)
+        # Who has come since the pass was cut reads nothing of it.
+        workers = max(worker.world_size, worker.rank + 1)
+        return StaticLedger(worker.rank, workers, begin=self._begin_reading)
 
     def _begin_reading(self, _: int, batches: int) -> Cuts:
         part, before = self._reads
@@ -141,7 +143,7 @@ class Passes:
 
         def open_pass() -> Cuts:
             self._agree_on_order(epoch)
-            return self._open(epoch)
+            return self._open(epoch, trains=self._trains or worker.trains())
 
         self._batches = batches
         cuts = worker.lives.again(open_pass)
@@ -159,12 +161,18 @@ class Passes:
         worker.between_steps()
         return cuts
 
-    def _open(self, epoch: int) -> Cuts:
-        """How the pass is cut, which is followed from here on."""
+    def _open(self, epoch: int, *, trains: bool) -> Cuts:
+        """How the pass is cut. One that `trains` is followed from here on; one that is only read stays as it
+        was cut when it was read first.
+        """
         number = self._first + epoch
-        cuts = self._worker.rounds.open_pass(number, self._batches, split=self._split, fixed=self._static)
+        worker, several = self._worker, len(self._worker.optimizers) > 1
+        cuts = worker.rounds.open_pass(
+            number, self._batches, split=self._split, fixed=self._static, several_steps=several
+        )
         self._plan = Plan.of(cuts, "split" if self._split else "each")
-        self._worker.resized(self._plan.workers)
+        if trains:
+            worker.resized(self._plan.workers)
         return cuts
 
     def _agree_on_order(self, epoch: int) -> None:
@@ -205,7 +213,7 @@ class Passes:
         number, cuts = self._first + epoch, self._fixed.cuts
         now, done = self._worker.rounds.resume(number)
         if now == number and self._static and self._batches and self._runs[0] == epoch:
-            cuts = self._open(epoch)
+            cuts = self._open(epoch, trains=self._trains or self._used == epoch)
         # Where the pass is over there is nothing left in it.
         self._fixed.anew(cuts, done if now == number else range(self._plan.units(self._batches)))
         if isinstance(self._by_word, LeasedLedger):
