@@ -27,9 +27,10 @@ class World:
         for peer in clients:
             self.leases.open(peer, 1000 + peer, 1, 0.0)
         self.cuts = Cuts(4, self.leases)
+        self.shards = SHARDS
 
     def begin(self, request: m.SaveStore | m.LoadStore = SAVE, now: float = 0.0) -> Replies:
-        return self.cuts.begin(ASKED, request, SERVERS, lambda: SHARDS, now)
+        return self.cuts.begin(ASKED, request, SERVERS, lambda: self.shards, now)
 
     def report(self, peer: int, did: str, number: int = 1, now: float = 0.1, **more: object) -> Replies:
         return self.cuts.report(peer, m.PartReport(number=number, did=did, **more), now)
@@ -97,6 +98,19 @@ def test_a_cut_that_begins_too_late_is_none() -> None:
     assert holds(late) == {20: False, 21: False}
     assert orders(late) == {10: "stop", 11: "stop"}
     assert world.report(11, "begun", now=1.9) == []
+
+
+def test_a_server_that_was_given_up_meanwhile_gives_no_image() -> None:
+    world = World(())
+    assert orders(world.begin()) == {10: "save", 11: "save"}
+    world.shards = {1: (0, 1, 2, 3)}  # it stays connected, and does not know it yet
+    assert orders(world.report(10, "begun")) == {10: "stop", 11: "stop"}
+    again = world.cuts.tick(world.cuts.deadline or 0.0)
+    assert orders(again) == {11: "save"}
+    assert again[0][1].shards == (0, 1, 2, 3)
+    world.report(11, "begun", number=2)
+    ((_, saved),) = world.report(11, "saved", number=2, part=part("b"))
+    assert saved.parts == (part("b"),)
 
 
 def test_what_is_heard_after_clients_went_on_is_no_cut() -> None:

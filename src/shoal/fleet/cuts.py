@@ -152,6 +152,7 @@ class Cuts:
         return [] if waits and now < work.stage_until else self._start(work, now)
 
     def _start(self, work: _Work, now: float) -> Replies:
+        work.shards = work.owners()  # of now: a server may have been given up since the last try
         work.servers = {index: peer for index, peer in work.connected.items() if index in work.shards}
         if gone := work.shards.keys() - work.servers.keys():
             text = f"server {_list(gone)} is not connected to the coordinator"
@@ -183,6 +184,8 @@ class Cuts:
             return self._fail(from_code(report.code, f"server {index}: {report.message}"))
         if work.stage == "begin" and now >= work.stage_until:  # this coordinator slept, and tick comes later
             return self._pause(work, now, f"server {index} was heard too late")
+        if work.stage == "begin" and work.owners() != work.shards:  # its image may be of the past
+            return self._pause(work, now, "shards have got other servers")
         work.clocks = work.clocks or report.clocks
         if work.stage == "begin" and self._call.splits_a_step(work.clocks):
             return self._pause(work, now, f"workers were within a step, at {_list(set(work.clocks))}")
