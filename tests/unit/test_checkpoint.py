@@ -13,6 +13,7 @@ import shoal
 from shoal.checkpoint import shards
 from shoal.checkpoint.client import check_writable
 from shoal.checkpoint.client import save as save_
+from shoal.checkpoint.export import export
 from shoal.checkpoint.keep import Keeper
 from shoal.checkpoint.manifest import find, names
 from shoal.checkpoint.place import Place
@@ -223,3 +224,12 @@ def test_a_checkpoint_that_is_made_is_made_also_if_older_ones_cannot_be_removed(
         made = [keeper.save() for keeper in keepers]
     assert names(Place(str(tmp_path))) == made
     assert f"older ones than {made[-1]} stay: the coordinator does not answer" in caplog.text
+
+
+def test_an_export_of_nothing_is_refused(tmp_path: Path) -> None:
+    with shoal.connect("memory://") as client:
+        client.save(tmp_path.as_uri())
+    place = Place(tmp_path.as_uri())
+    with pytest.raises(BadInput, match="holds no table and no tensor: under allreduce"):
+        export(place, find(place, names(place)[-1]), tmp_path / "x.safetensors")
+    assert not (tmp_path / "x.safetensors").exists()

@@ -206,6 +206,7 @@ def test_a_job_that_finds_all_trained_says_so(job: Path) -> None:
     board.refresh()
     assert board.summary(2.0, "000002-ab") == "2.0 s, nothing left to train: checkpoint 000002-ab has it all"
     assert "0 steps a worker, 0 samples" in board.summary(2.0)
+    assert "no step was made with Shoal" in Board(job, 2).summary(2.0)
 
 
 def test_nobody_waits_in_a_circle(job: Path) -> None:

@@ -36,6 +36,12 @@ def export(place: Place, manifest: Manifest, path: Path) -> dict[str, tuple[int,
             tensors[f"{entry.name}.values"] = np.array(values, np.float32).reshape(len(values), entry.dim)
         elif ordered:
             tensors[entry.name] = _dense(entry, rows[number])
+    if not tensors:
+        raise BadInput(
+            f"checkpoint {manifest.name} holds no table and no tensor: under allreduce, gossip and hogwild "
+            f"the model lies on the workers, and is in the checkpoint for them to go on with. Let the script "
+            f"save model.state_dict() at its end"
+        )
     try:
         save_file(tensors, path)
     except OSError as error:

@@ -196,6 +196,9 @@ class Board:
         data = "" if self.data is None or not self.data.passes else f"; {self.data}"
         if empty := sum(report.empty_steps for report in self._progress):
             data += f"; {counted(empty, 'step')} of one worker counted nothing (not finite, or refused)"
+        if not high and len(self.views) > 1:
+            data += "; no step was made with Shoal: each worker was alone, unless model, optimizer and "
+            data += "loader came from worker.prepare(model, optimizer, loader)"
         return (
             f"{seconds:.1f} s, {steps} a worker, {counted(self.samples, 'sample')}, "
             f"{totals['samples_per_s_mean']:,.0f} samples/s{loss}{data}"

@@ -90,7 +90,8 @@ class JobOptions:
         if not isinstance(self.join_timeout_s, int | float) or not 0 < self.join_timeout_s < float("inf"):
             raise BadInput(f"join-timeout is {self.join_timeout_s!r}; it must be a number of seconds above 0")
         _check_command(self.command)
-        assert self.every_s > 0
+        if self.every_s > 0 and self.every != JobOptions.every and self.checkpoint is None:
+            raise BadInput(f"every is {self.every}, and there is no --checkpoint URL to save at")
 
     @property
     def every_s(self) -> float:

@@ -192,7 +192,7 @@ def connect(
     if not isinstance(address, str) or not (address == _MEMORY or address.startswith("shoal://")):
         raise BadInput(
             f"address is {address!r}; allowed: 'memory://' for a store in this process, or "
-            f"'shoal://host:port' for a coordinator (`shoal up` prints it)"
+            f"'shoal://host:port' for a coordinator (`shoal up` prints it), here or in SHOAL_ADDRESS"
         )
     if name is not None:
         check_name("name", name)

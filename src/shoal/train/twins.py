@@ -62,7 +62,8 @@ def check_twin(optimizer: torch.optim.Optimizer) -> None:
             f"{kind.__module__}.{kind.__qualname__} has no twin at the servers; those that have: {known}. "
             f"Take "
             f"one of them, or a sync word whose optimizer runs on the workers (allreduce, average, bmuf, "
-            f"easgd, diloco, gossip, hogwild)"
+            f"easgd, diloco, gossip, hogwild). A table can have one of its own under every word: "
+            f"shoal.nn.Embedding(..., optimizer=shoal.optim.Adagrad(lr=0.1))"
         )
     for number, group in enumerate(optimizer.param_groups):
         for flag in _REFUSED_FLAGS:

@@ -103,7 +103,7 @@ class Waits:
             left = began + self.seconds - time.monotonic()
             try:
                 return ask(max(0.01, min(left, self._slice_s)))
-            except Timeout as error:
+            except Timeout:
                 for called in self._called:
                     called(rests)
                 state = self._rounds.state()
@@ -117,7 +117,7 @@ class Waits:
                     f"worker {self._rounds.rank}, {what}: waited {time.monotonic() - began:.0f} s for "
                     f"{doing(state, others)}. Does it call optimizer.step() as often as the others? "
                     f"SHOAL_WAIT_S (now {self.seconds:g}) allows more time"
-                ) from error
+                ) from None
 
     def _give_up(
         self, name: str, shares: int, report: dict[str, Any], clocks: list[int], phases: list[str]
@@ -134,7 +134,7 @@ class Waits:
             + "; ".join(f"worker {rank} did {done[rank]}{of} and {_phrase(state, rank)}" for rank in short)
             + ". Did it break out of the loop, end early, or not call optimizer.step()? Let all workers "
             "leave a loop at the same step"
-        )
+        ) from None  # that it waited a moment for the end is no news
 
 
 def _expected(state: dict[str, Any]) -> list[int]:
