@@ -91,8 +91,8 @@ def test_new_workers_train_in_the_pass_that_runs(jobs: Jobs, tmp_path: Path, wor
     made = [steps for one in found for epoch, steps in one["passes"] if epoch == 0]
     assert made[:2] == [SAMPLES // BATCH] * 2
     assert made[2] == made[3] > 0
-    if word == "bsp":  # they are waited for as soon as they have joined
-        assert made[2] == SAMPLES // BATCH - 1
+    if word == "bsp":  # they are waited for as soon as they have joined; a first step alone shows too little
+        assert made[2] == SAMPLES // BATCH - 2
     assert [one["sizes"] for one in found] == [[4] * PASSES] * 4
     units = [2 * made[0] + 2 * made[2]] + [4 * made[0]] * (PASSES - 1)
     assert [one["used"] for one in found] == [[{"1": count} for count in units]] * 4
