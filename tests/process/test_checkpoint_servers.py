@@ -10,9 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
+from shoal.checkpoint.manifest import find
+from shoal.checkpoint.place import Place
+from shoal.collective.group import Lone
 from shoal.errors import BadInput, Mismatch, Refused
+from shoal.sync.words import as_policy
+from shoal.train.worker import Worker
 
 pytestmark = pytest.mark.process
 
@@ -165,6 +172,21 @@ def test_a_server_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: P
     with shoal.connect("memory://") as other:
         assert other.load(str(tmp_path)) == first
         assert len(other.table("items")) == len(keys)
+
+
+def test_a_cut_behind_a_pass_does_not_wait_for_the_next_step(tmp_path: Path) -> None:
+    with shoal.LocalCluster(servers=2) as cluster, cluster.connect() as client:
+        worker = Worker(client, as_policy("easgd:2"), rank=0, world_size=1, group=Lone())
+        model = torch.nn.Linear(1, 1)
+        data = DataLoader(TensorDataset(torch.ones(6, 1)), batch_size=2)
+        model, optimizer, batches = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        for (x,) in batches:
+            model(x).mean().backward()
+            optimizer.step()
+        name = worker.save(str(tmp_path))  # what is left of the pass was handed in, behind its last step
+        worker.close()
+    (state,) = find(Place(str(tmp_path)), name).workers
+    assert (state.rank, state.clock, state.why) == (0, 3, "")
 
 
 def test_the_manifest_is_plain_json(tmp_path: Path) -> None:

@@ -242,3 +242,31 @@ def test_mistake_a_client_in_a_dataloader_worker() -> None:
             next(iter(fetching))
     assert "forked from it. Call shoal.connect() in the new process" in str(failure.value)
     assert "in a DataLoader worker pull in the training loop instead" in str(failure.value)
+
+
+def test_a_model_that_is_trained_without_its_optimizer_is_refused() -> None:
+    def script(worker: Worker) -> None:
+        model = torch.nn.Linear(1, 1)
+        data = DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 1)), batch_size=4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, batches = worker.prepare(model, data)
+        for (x,) in batches:
+            model(x).mean().backward()
+            optimizer.step()
+
+    fails(script, BadInput, "weight has a gradient, and prepare was given no optimizer", workers=2)
+
+
+def test_a_loader_that_was_not_prepared_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    def script(worker: Worker) -> None:
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(3):
+            model(torch.ones(4, 1)).mean().backward()
+            optimizer.step()
+
+    run_workers(2, script)
+    assert caplog.text.count("no loader was given to prepare: each of the 2 workers trains all") == 1
+    caplog.clear()
+    run_workers(1, script)
+    assert "no loader" not in caplog.text

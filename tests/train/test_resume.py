@@ -249,7 +249,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_all_that_differs(tmp_path
         "table 'items': dim is 5 here, 4 in the checkpoint",
         "table 'users' is not in the checkpoint",
         "tensor 'hidden.bias': shape is (7,) here, (6,) in the checkpoint",
-        "tensor 'hidden.weight': shape is (35,) here, (24,) in the checkpoint",
+        "tensor 'hidden.weight': shape is (7, 5) here, (6, 4) in the checkpoint",
         "tensor 'last.bias' is not in the checkpoint",
         "tensor 'last.weight' is not in the checkpoint",
         "tensor 'out.bias' is in the checkpoint alone",

@@ -230,6 +230,6 @@ def test_an_export_of_nothing_is_refused(tmp_path: Path) -> None:
     with shoal.connect("memory://") as client:
         client.save(tmp_path.as_uri())
     place = Place(tmp_path.as_uri())
-    with pytest.raises(BadInput, match="holds no table and no tensor: under allreduce"):
+    with pytest.raises(BadInput, match="holds no table, no tensor and no model of a worker"):
         export(place, find(place, names(place)[-1]), tmp_path / "x.safetensors")
     assert not (tmp_path / "x.safetensors").exists()

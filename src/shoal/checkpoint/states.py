@@ -9,7 +9,8 @@ Who saves waits for them, and takes the second into the manifest.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from shoal.checkpoint.manifest import Manifest, WorkerState, digest, find, read_
 from shoal.checkpoint.place import Place
 
 _LOOK_EVERY_S = 0.02
+TREE = "tree"  # the tensor of such a file that is JSON: nested values, with tensors by name
 
 
 def write(place: Place, directory: str, rank: int, clock: int, data: bytes | None, why: str = "") -> None:
@@ -65,6 +67,19 @@ def check(place: Place, manifest: Manifest) -> None:
     for state in manifest.workers:
         if state.bytes:
             _data(place, manifest.name, state)
+
+
+def from_plain(plain: Any, tensors: Mapping[str, Any]) -> Any:
+    """The nested values that a tree stands for: its lists begin with what they are, all else is itself."""
+    if not isinstance(plain, list):
+        return plain
+    kind, *rest = plain
+    if kind == "tensor":
+        return tensors[rest[0]]
+    if kind == "dict":
+        return {key: from_plain(one, tensors) for key, one in rest}
+    values = [from_plain(one, tensors) for one in rest]
+    return values if kind == "list" else tuple(values)
 
 
 def _data(place: Place, name: str, state: WorkerState) -> bytes:

@@ -40,6 +40,12 @@ class Tensor(Handle):
         """Its shape."""
         return self._shape
 
+    def flat(self) -> Tensor:
+        """The same tensor seen as one row of numbers: what is pulled and pushed has shape (n,)."""
+        other = Tensor(self._session, self._entry, self._codec, self._torch)
+        other._shape = (self._entry.dim,)
+        return other
+
     def pull(self, out: ArrayLike = None, timeout: float | None = None) -> Any:
         """The present value; with `out` (float32, contiguous) it is written there and `out` returned."""
         return self._begin_pull(None, out, timeout)._rest()

@@ -160,7 +160,7 @@ def _state_tensors(stepped: Sequence[Stepped]) -> dict[str, torch.Tensor]:
                     and value.shape == dense.parameter.shape
                     and value.is_floating_point()
                 ):
-                    found[f"{dense.name}/{key}"] = value
+                    found[f"shoal.state.{dense.name}/{key}"] = value
     return found
 
 

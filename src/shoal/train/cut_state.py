@@ -21,6 +21,7 @@ from shoal.checkpoint import states
 from shoal.checkpoint.client import CALL_S
 from shoal.checkpoint.place import Place
 from shoal.errors import ShoalError
+from shoal.nn.module import table_modules
 from shoal.store.messages import AttendCut, CutNews
 from shoal.train.progress import left_path
 from shoal.train.random_state import random_state
@@ -45,9 +46,22 @@ def _state(worker: Worker) -> dict[str, Any]:
         "word": str(worker.policy),
         "random": random_state(),
         "buffers": worker.fixed.named,
+        "names": _names(worker),
         "made": [worker.steps_made, worker.schedules.due()],
         "stepped": worker.strategy.state(),
     }
+
+
+def _names(worker: Worker) -> dict[str, str]:
+    """By which table or tensor each key of the models' `state_dict` is known, for exports."""
+    names: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for lead, model in zip(worker.model_names, worker.models, strict=True):
+        tables = {id(module.weight): module.table_name for _, module in table_modules(model)}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            own = first.setdefault(id(parameter), lead + name)
+            names[lead + name] = tables.get(id(parameter), own)
+    return names
 
 
 class CutState:
@@ -74,10 +88,18 @@ class CutState:
         self._within = monotonic()
 
     def boundary(self) -> None:
-        """The script's thread is between two steps: copy what is here, if a cut is wanted."""
+        """The script's thread is between two steps: copy what is here, if a cut is wanted. It need not wait
+        for what was pushed behind the last of them, at the end of a pass.
+        """
         worker, self._within = self._worker, None
-        if self._call is None or worker.strategy is None or not worker.strategy.between_steps:
+        if worker.strategy is None or not worker.strategy.between_steps:
             return
+        if self._call is not None:
+            self._copy()
+        worker.client._session.core.between_steps()
+
+    def _copy(self) -> None:
+        worker = self._worker
         taken = worker.clock, copied(_state(worker))
         with self._changed:
             self._copies = [*(one for one in self._copies if one[0] != taken[0]), taken]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,6 +211,16 @@ def check_finite(one: Stepped) -> None:
             raise BadInput(
                 f"the gradient of {dense.name} has {wrong} of {grad.numel()} elements that are not finite; "
                 f"check the loss for NaN, lower the learning rate, or clip the gradient"
+            )
+
+
+def check_is_stepped(models: Sequence[torch.nn.Module]) -> None:
+    """Raise if these models were given gradients: nobody who knows of the job steps them."""
+    for name, parameter in (pair for model in models for pair in model.named_parameters()):
+        if parameter.grad is not None:
+            raise BadInput(
+                f"{name} has a gradient, and prepare was given no optimizer: every worker would train a "
+                f"model of its own. Give prepare the optimizer that was built from model.parameters()"
             )
 
 

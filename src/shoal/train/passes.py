@@ -29,6 +29,7 @@ from shoal.data.plan import Cuts, Plan
 from shoal.data.samples import samples_in
 from shoal.errors import BadInput, Fenced, Mismatch, Timeout
 from shoal.sync import First
+from shoal.train.parameters import check_is_stepped
 from shoal.train.progress import PASSES_A_LOADER
 from shoal.train.share import UNKNOWN, Drawn
 
@@ -238,6 +239,8 @@ class Passes:
     def _hand(self, epoch: int, unit: int, samples: int) -> None:
         worker = self._worker
         self._is_done()
+        if worker.world_size > 1 and not worker.optimizers:
+            check_is_stepped(worker.models)
         if unit != NO_UNIT:
             drawn = Drawn(self, self._first + epoch, unit, samples, self.loader.global_samples)
             worker.drew(drawn)

@@ -5,6 +5,7 @@ Model and optimizer stay the same objects, changed in place; loaders are wrapped
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from shoal.train.twins import check_fresh, settings_of, twin_of
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
+_log = logging.getLogger("shoal.train")
 
 # Returned as they are: changed in place, or reading what is changed.
 _AS_THEY_ARE = (
@@ -155,7 +157,7 @@ def _opened(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped
         steps_there = worker.policy.dense_home == "server"
         for dense in (dense for one in stepped for dense in one.dense):
             optimizer = {"optimizer": twin_of(dense.optimizer, dense.group)} if steps_there else {}
-            opened[dense.name] = {"shape": (dense.parameter.numel(),), **optimizer}
+            opened[dense.name] = {"shape": tuple(dense.parameter.shape), **optimizer}
     return opened
 
 
@@ -244,6 +246,12 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
                     f"{type(optimizer).__name__} has parameters that it had not when it was given to "
                     f"prepare; call add_param_group before prepare"
                 )
+        if worker.steps_made == 0 and not worker.passes and worker.world_size > 1 and worker.rank == 0:
+            _log.warning(
+                "no loader was given to prepare: each of the %d workers trains all that it draws. To divide "
+                "the data over them, give prepare the loader",
+                worker.world_size,
+            )
         worker.stepping()
         worker.schedules.stepped(optimizer)
         try:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-_TREE = "tree"
+from shoal.checkpoint.states import TREE, from_plain
 
 
 def to_bytes(value: Any) -> bytes:
@@ -24,14 +24,14 @@ def copied(value: Any) -> dict[str, torch.Tensor]:
     """The tensors of that file, as they are now: what becomes of `value` later does not change them."""
     tensors: dict[str, torch.Tensor] = {}
     tree = json.dumps(_plain(value, tensors)).encode()
-    tensors[_TREE] = torch.frombuffer(bytearray(tree), dtype=torch.uint8)
+    tensors[TREE] = torch.frombuffer(bytearray(tree), dtype=torch.uint8)
     return tensors
 
 
 def from_bytes(data: bytes) -> Any:
     """What `to_bytes` was given; tensors are in CPU memory."""
     tensors = load(data)
-    return _value(json.loads(tensors[_TREE].numpy().tobytes()), tensors)
+    return from_plain(json.loads(tensors[TREE].numpy().tobytes()), tensors)
 
 
 def _plain(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -48,15 +48,3 @@ def _plain(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"a {type(value).__name__} cannot be sent to another worker: {value!r}")
-
-
-def _value(plain: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    if not isinstance(plain, list):
-        return plain
-    kind, *rest = plain
-    if kind == "tensor":
-        return tensors[rest[0]]
-    if kind == "dict":
-        return {key: _value(one, tensors) for key, one in rest}
-    values = [_value(one, tensors) for one in rest]
-    return values if kind == "list" else tuple(values)

@@ -110,8 +110,9 @@ class Strategy(ABC):
         """Register dense parameters with these server optimizers and take over the values that are there."""
         client, retune = self.worker.client, self.worker.sets_settings
         for dense, optimizer in entries:
-            tensor = client.tensor(dense.name, flat(dense.parameter), optimizer=optimizer, retune=retune)
-            self.tensors[id(dense.parameter)] = tensor
+            value = flat(dense.parameter).reshape(dense.parameter.shape)
+            tensor = client.tensor(dense.name, value, optimizer=optimizer, retune=retune)
+            self.tensors[id(dense.parameter)] = tensor.flat()
 
     def open_twins(self, stepped: Sequence[Stepped]) -> None:
         """Take over what these optimizers step: the servers do it from now on, in float32."""
