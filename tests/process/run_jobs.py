@@ -64,9 +64,13 @@ class Jobs:
         return [record["pid"], record["coordinator"], *(member["pid"] for member in members)]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], job: subprocess.Popen[str] | None = None) -> None:
+    """With the `shoal run` that must be there until then: what it said is shown if it is not, or in vain."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
+        if job is not None and (job.poll() is not None or time.monotonic() > deadline):
+            job.terminate()
+            raise AssertionError(f"in vain; the job said: {job.communicate()}")
         assert time.monotonic() < deadline, "the deadline passed"
         time.sleep(0.01)
 

@@ -45,14 +45,14 @@ def joined(jobs: Jobs, workers: int) -> bool:
 def test_a_job_grows_and_shrinks(jobs: Jobs, tmp_path: Path, word: str) -> None:
     command = ["--workers", "2", "--servers", "2", "--sync", word, COUNTING, str(tmp_path), "epochs"]
     with jobs.started(*command, "hold:0", "hold:2") as process:
-        wait_until((tmp_path / "hold-0").exists)
+        wait_until((tmp_path / "hold-0").exists, process)
         grown = jobs.shoal("scale", "job", "--workers", "4")
         assert (grown.returncode, grown.stdout) == (0, "job job goes on with 4 workers\n"), grown.stderr
-        wait_until(lambda: joined(jobs, 4))
+        wait_until(lambda: joined(jobs, 4), process)
         (tmp_path / "go-0").touch()
-        wait_until((tmp_path / "hold-2").exists)
+        wait_until((tmp_path / "hold-2").exists, process)
         assert jobs.shoal("scale", "job", "--workers", "1").returncode == 0
-        wait_until(lambda: len(jobs.record()["workers"]) == 1)
+        wait_until(lambda: len(jobs.record()["workers"]) == 1, process)
         (tmp_path / "go-2").touch()
         output = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, output
@@ -81,9 +81,9 @@ def test_a_job_grows_and_shrinks(jobs: Jobs, tmp_path: Path, word: str) -> None:
 def test_new_workers_train_in_the_pass_that_runs(jobs: Jobs, tmp_path: Path, word: str) -> None:
     command = ["--workers", "2", "--servers", "2", "--replicas", "1", "--sync", word, COUNTING, str(tmp_path)]
     with jobs.started(*command, "epochs", "hold:0") as process:
-        wait_until((tmp_path / "hold-0").exists)
+        wait_until((tmp_path / "hold-0").exists, process)
         assert jobs.shoal("scale", "job", "--workers", "4").returncode == 0
-        wait_until(lambda: joined(jobs, 4))
+        wait_until(lambda: joined(jobs, 4), process)
         (tmp_path / "go-0").touch()
         output = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, output

@@ -188,7 +188,7 @@ def test_worker_0s_values_are_loaded_and_nobody_resets_what_was_trained_since(sy
             model(torch.ones(1, 1)).sum().backward()
             optimizer.step()
         worker.barrier()
-        return float(worker.client.tensor("weight").pull()[0])
+        return float(worker.client.tensor("weight").pull().item())
 
     assert run_workers(2, script, sync) == [{"asp": 1.0, "average:2": 3.0}[sync]] * 2
 

@@ -494,7 +494,7 @@ class _Job:
         if ending is not None and ending.rank is not None:
             said = self._last_words.get(ending.rank) or ["it wrote nothing to stderr"]
             self._screen.plain([f"{ending.sentence}:", *said])
-        elif ending is not None and self._kill_at is None:  # it was not said when workers were ended
+        elif ending is not None:
             self._screen.plain([f"error: {ending.sentence}"])
         self._record.write_end(self._verdict.code, self._verdict.sentence)
         return self._verdict.code
