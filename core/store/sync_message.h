@@ -47,7 +47,7 @@ inline constexpr uint64_t kStatic = 2;        // rank r of n has every n-th unit
 inline constexpr uint64_t kSeveralSteps = 4;  // a batch may be stepped with more than once
 
 inline constexpr uint64_t kOverdue = 1;  // in `step` of lease
-inline constexpr uint64_t kBack = 1;     // in `step` of open: by another life of a worker that is there
+inline constexpr uint64_t kBack = 1;     // in `step` of open: whoever asks need not know how many there are
 inline constexpr uint64_t kAway = 1;     // in `step` of leave: nobody is known to replace it
 
 // A unit of data: part p of batch b of n workers is b * n + p.

@@ -33,10 +33,12 @@ Status check_config(const SyncConfig& config) {
 
 }  // namespace
 
-// A worker of the job that comes back, and may not have heard that there are more or fewer by now.
+// A worker of the job that comes back, or that was started before the job changed its size, and may not have
+// heard that there are more or fewer by now.
 bool SyncShard::knows(const SyncRequest& request) const {
-  return request.step == kBack && !all_left() && request.rank < members_.size() &&
-         members_[request.rank].client == request.client;
+  if (request.step != kBack || all_left() || request.rank >= members_.size()) return false;
+  const Member& member = members_[request.rank];
+  return member.phase == Phase::absent ? request.rank < config_.workers : member.client == request.client;
 }
 
 Status SyncShard::check(const SyncRequest& request) const {

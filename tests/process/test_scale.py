@@ -102,6 +102,44 @@ def test_new_workers_train_in_the_pass_that_runs(jobs: Jobs, tmp_path: Path, wor
     assert all(one["dense"] == pytest.approx(whole, rel=1e-5) for one in found)
 
 
+LATE = """
+import os, sys, time
+from pathlib import Path
+import torch
+import shoal
+
+go = Path(sys.argv[1])
+deadline = time.monotonic() + 120
+while os.environ["RANK"] == "1" and not go.exists():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+worker = shoal.join()
+Path(f"{go}-{worker.rank}").touch()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.ones(64, 1))
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+model, optimizer, loader = worker.prepare(model, optimizer, loader)
+for epoch in worker.epochs(2):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+"""
+
+
+def test_a_job_grows_while_one_of_its_workers_starts(jobs: Jobs, tmp_path: Path) -> None:
+    script, go = tmp_path / "late.py", tmp_path / "go"
+    script.write_text(LATE)
+    with jobs.started("--workers", "2", str(script), str(go)) as process:
+        wait_until((tmp_path / "go-0").exists, process)
+        assert jobs.shoal("scale", "job", "--workers", "3").returncode == 0
+        go.touch()  # worker 1 was told of two, and joins now
+        output = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output
+    assert "2 passes, every sample used once in each" in output[1]
+
+
 def test_what_cannot_be_scaled_is_refused(jobs: Jobs) -> None:
     assert "no job has run here" in jobs.shoal("scale", "--workers", "2").stderr
     with jobs.started("--workers", "1", SCRIPT, "sit"):

@@ -316,3 +316,17 @@ def test_too_much_staged_is_refused_whole() -> None:
     with pytest.raises(_core.CoreError, match="at most 1073741824 may wait for a commit"):
         client.push_tensor(TENSOR, grad, **stages)
     assert before <= client.sync_state(1.0)["staged_bytes"] <= 1 << 30
+
+
+def test_who_was_started_before_the_job_changed_its_size_need_not_know_it() -> None:
+    client = store()
+    opened(client, 0, 2, "round")
+    client.sync_open(rank=0, workers=4, take="round", resize=True, timeout_s=WAIT_S)
+    with pytest.raises(_core.CoreError, match="opened with workers=4"):
+        opened(client.fork(), 1, 2, "round")
+    assert opened(client.fork(), 1, 2, "round", back=True) == 0
+    with pytest.raises(_core.CoreError, match="opened with workers=4 take=round"):
+        opened(client.fork(), 2, 2, "each", back=True)
+    client.sync_open(rank=0, workers=3, take="round", resize=True, timeout_s=WAIT_S)
+    with pytest.raises(_core.CoreError, match="opened with workers=3"):  # it is one too many
+        opened(client.fork(), 3, 4, "round", back=True)

@@ -78,7 +78,7 @@ class Rounds:
         """Define the job's rules, or agree with those who did; the step to begin with.
 
         `resize`: do not join, but let the job go on with this number of workers. `back`: it was here before,
-        and need not know how many there are by now.
+        or was started by who decides on the number, and need not know how many there are by now.
         """
         call = partial(
             self._session.core.sync_open,

@@ -76,7 +76,7 @@ class Worker:
         # First: who sees this worker in the rounds shall find its notes.
         self.board = Noticeboard(client, rank) if world_size > 1 else None
         self.rounds = Rounds(client, rank, world_size)
-        self.step = self.rounds.open(**policy.core_spec(world_size))
+        self.step = self.rounds.open(**policy.core_spec(world_size), back=job is not None)
         self.clock = self.step  # as the servers have it: of the steps that are finished
         self.epoch = 0
         self.state = KeptState(self)
