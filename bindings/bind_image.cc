@@ -136,7 +136,6 @@ void bind_image(nb::module_& m, nb::class_<PyClient>& client, nb::class_<PyServe
       },
       "timeout_s"_a);
   client.def("release", [](const PyClientPtr& self) { self->use().release(); });
-  client.def("between_steps", [](const PyClientPtr& self) { self->use().between_steps(); });
   server.def(
       "store",
       [](PyServer& self) {

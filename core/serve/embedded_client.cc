@@ -140,13 +140,6 @@ class EmbeddedClient : public StoreClient {
     if (verb != SyncVerb::open && verb != SyncVerb::advance && verb != SyncVerb::leave) return;
     const std::lock_guard lock(shared_->gate);
     in_job_ = verb != SyncVerb::leave;
-    end_step();
-  }
-  void between_steps() override {
-    const std::lock_guard lock(shared_->gate);
-    end_step();
-  }
-  void end_step() {
     shared_->half_steps -= std::exchange(half_step_, false) ? 1 : 0;
     if (shared_->held) shared_->gate_changed.notify_all();
   }

@@ -45,7 +45,6 @@ class RemoteClient : public StoreClient {
   ClientCounters counters() override;
   bool hold(Deadline deadline) override;
   void release() override;
-  void between_steps() override;
   uint32_t shards() const override { return builder_.shards(); }
   void set_placement(Placement placement) override;
   Loss taken_over(uint16_t shard, const Shard::Began& began) override;
@@ -91,7 +90,6 @@ class RemoteClient : public StoreClient {
   void block_until_ready(Deadline deadline);
   void keep();
   void wake() { wake_.wake(); }
-  void end_step(bool in_job);  // with mutex_ held
   void submit(std::shared_ptr<Request> request);
   // remote_placement.cc: shards that move
   void send_homeless();

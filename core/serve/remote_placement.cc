@@ -116,17 +116,4 @@ void RemoteClient::release() {
   wake();
 }
 
-void RemoteClient::between_steps() {
-  const std::lock_guard lock(mutex_);
-  end_step(gate_.in_job());
-}
-
-void RemoteClient::end_step(bool in_job) {
-  gate_.step_ended(in_job);
-  if (gate_.held()) {
-    changed_.notify_all();
-    wake();
-  }
-}
-
 }  // namespace shoal

@@ -93,8 +93,12 @@ Status RemoteClient::send_sync(const std::shared_ptr<SyncOperation>& operation, 
   if (!status.ok() || (verb != SyncVerb::open && verb != SyncVerb::advance && verb != SyncVerb::leave))
     return status;
   const std::lock_guard lock(mutex_);
+  gate_.step_ended(verb != SyncVerb::leave);
   if (verb == SyncVerb::advance) clock_ = operation->request.step + 1;
-  end_step(verb != SyncVerb::leave);
+  if (gate_.held()) {
+    changed_.notify_all();
+    wake();
+  }
   return status;
 }
 

@@ -135,9 +135,6 @@ class StoreClient {
   // and no step is half pushed. False: not by the deadline, and nothing is kept back.
   virtual bool hold(Deadline deadline) = 0;
   virtual void release() = 0;
-  // A worker says that nothing of a step is half pushed, where the end of a step has not said so: at the end
-  // of a pass pushes may come behind its last step.
-  virtual void between_steps() = 0;
   // What images are made of, as long as the client lives; nothing where servers hold it.
   virtual LocalStore local() { return {}; }
 

@@ -151,7 +151,6 @@ class Client:
     # Keeps all clients of this store from beginning pushes, once none is under way and no step half done.
     def hold(self, timeout_s: float) -> bool: ...  # False: not in time, and nothing is held
     def release(self) -> None: ...
-    def between_steps(self) -> None: ...  # nothing of a step is half pushed
     # Makes the table known to every server (and again after each reconnect).
     def declare(self, spec: TableSpec, timeout_s: float) -> None: ...
     # keys: int64, 1-d, contiguous. grads/values: float32 (n, dim) contiguous. lr NaN = the table's own.

@@ -43,6 +43,11 @@ class _LocalSteps(Strategy):
         """The step is over, which the rows' clock may count."""
         self.worker.advance(weight=self.policy.commit_weight(self._share.weight))
 
+    def hand_in(self) -> None:
+        """What was left at the end of a pass is sent: a step that has no batch."""
+        self.worker.advance(weight=0.0)
+        self.worker.between_steps()
+
     def refresh(self) -> None:
         self.pull_dense()
 
@@ -177,6 +182,11 @@ class Elastic(_OuterSteps):
         one.steps += 1
         self.finish()
 
+    def end_pass(self) -> None:
+        if any(one.steps for one in self.stepped):
+            super().end_pass()
+            self.hand_in()
+
     def exchange(self, stepped: Sequence[Stepped]) -> None:
         alpha = self.policy.alpha(self.worker.world_size)
         pushes: list[PushItem] = []
@@ -228,7 +238,9 @@ class Downpour(_LocalSteps):
             self.pull_dense(one.dense)
 
     def end_pass(self) -> None:
-        self._push_sums(self.dense)
+        if self._sums:
+            self._push_sums(self.dense)
+            self.hand_in()
 
     def state(self) -> list[Any]:
         sums = {dense.name: self._sums.get(id(dense.parameter)) for dense in self.dense}

@@ -88,18 +88,10 @@ class CutState:
         self._within = monotonic()
 
     def boundary(self) -> None:
-        """The script's thread is between two steps: copy what is here, if a cut is wanted. It need not wait
-        for what was pushed behind the last of them, at the end of a pass.
-        """
+        """The script's thread is between two steps: copy what is here, if a cut is wanted."""
         worker, self._within = self._worker, None
-        if worker.strategy is None or not worker.strategy.between_steps:
+        if self._call is None or worker.strategy is None or not worker.strategy.between_steps:
             return
-        if self._call is not None:
-            self._copy()
-        worker.client._session.core.between_steps()
-
-    def _copy(self) -> None:
-        worker = self._worker
         taken = worker.clock, copied(_state(worker))
         with self._changed:
             self._copies = [*(one for one in self._copies if one[0] != taken[0]), taken]

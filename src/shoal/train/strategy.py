@@ -64,7 +64,9 @@ class Strategy(ABC):
         """These parameters are given other values: what was to be sent of their old ones is void."""
 
     def end_pass(self) -> None:  # noqa: B027 - optional
-        """All steps of the pass are made by this worker: hand in what is still here."""
+        """All steps of the pass are made by this worker: hand in what is still here. That is a step of its
+        own, by whose number a checkpoint tells what is of before and of after it.
+        """
 
     def refresh(self) -> None:  # noqa: B027 - optional
         """The pass is over everywhere: bring the parameters up to date."""
