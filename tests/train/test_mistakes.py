@@ -253,8 +253,9 @@ def test_a_model_that_is_trained_without_its_optimizer_is_refused() -> None:
         for (x,) in batches:
             model(x).mean().backward()
             optimizer.step()
+            optimizer.zero_grad()
 
-    fails(script, BadInput, "weight has a gradient, and prepare was given no optimizer", workers=2)
+    fails(script, BadInput, "the model is trained, and prepare was given no optimizer", workers=2)
 
 
 def test_a_loader_that_was_not_prepared_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -269,4 +270,10 @@ def test_a_loader_that_was_not_prepared_is_told_of_once(caplog: pytest.LogCaptur
     assert caplog.text.count("no loader was given to prepare: each of the 2 workers trains all") == 1
     caplog.clear()
     run_workers(1, script)
+
+    def divides(worker: Worker) -> None:
+        worker.prepare([torch.ones(4, 1)], split=False)
+        script(worker)
+
+    run_workers(2, divides)
     assert "no loader" not in caplog.text

@@ -18,6 +18,7 @@ from shoal.errors import BadInput
 from shoal.store.catalogue import TableEntry
 
 PIECE_FLOATS = 65536
+FIXED = "shoal.fixed."  # what leads the names of parameters that nobody steps
 _KINDS = {
     **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BOOL": np.bool_, "U8": np.uint8},
     **{"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8},
@@ -29,7 +30,7 @@ def export(place: Place, manifest: Manifest, path: Path) -> dict[str, tuple[int,
     """Write a model's values by the names that its `state_dict` has; their names and shapes.
 
     What no trained model holds goes by its own name: a table as NAME.keys and NAME.values, a tensor as NAME.
-    All of it is in memory at once. Optimizer state stays behind, and so do parameters that nobody steps.
+    All of it is in memory at once. Optimizer state stays behind.
     """
     tables, tensors = _stored(place, manifest)
     names, more = _on_workers(place, manifest)
@@ -42,7 +43,7 @@ def export(place: Place, manifest: Manifest, path: Path) -> dict[str, tuple[int,
     if not found:
         raise BadInput(f"checkpoint {manifest.name} holds no table, no tensor and no model of a worker")
     try:
-        save_file({name: np.ascontiguousarray(tensor) for name, tensor in found.items()}, path)
+        save_file(found, path)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error}") from None
     return {name: found[name].shape for name in sorted(found)}
@@ -50,7 +51,7 @@ def export(place: Place, manifest: Manifest, path: Path) -> dict[str, tuple[int,
 
 def _stored(place: Place, manifest: Manifest) -> tuple[dict[str, tuple[NDArray[Any], NDArray[Any]]], Tensors]:
     """Keys and values of the tables, and the tensors, that the servers held."""
-    entries = {entry.id: entry for entry in manifest.tables if not entry.is_own}
+    entries = {one.id: one for one in manifest.tables if not one.is_own or one.name.startswith(FIXED)}
     rows: dict[int, dict[int, NDArray[Any]]] = {number: {} for number in entries}
     for table, keys, found in shards.pages(place, manifest.name):
         if table not in entries:
@@ -64,7 +65,7 @@ def _stored(place: Place, manifest: Manifest) -> tuple[dict[str, tuple[NDArray[A
             values = np.array([rows[number][key] for key in ordered], np.float32)
             tables[entry.name] = np.array(ordered, np.int64), values.reshape(len(ordered), entry.dim)
         elif ordered:
-            tensors[entry.name] = _dense(entry, rows[number])
+            tensors[entry.name.removeprefix(FIXED)] = _dense(entry, rows[number])
     return tables, tensors
 
 

@@ -23,7 +23,7 @@ from shoal.errors import BadInput, Refused, ShoalError, Unavailable
 from shoal.store.catalogue import TableEntry, decode_setting
 from shoal.store.messages import PartInfo
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 

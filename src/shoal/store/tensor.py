@@ -40,7 +40,7 @@ class Tensor(Handle):
         """Its shape."""
         return self._shape
 
-    def flat(self) -> Tensor:
+    def _flat(self) -> Tensor:
         """The same tensor seen as one row of numbers: what is pulled and pushed has shape (n,)."""
         other = Tensor(self._session, self._entry, self._codec, self._torch)
         other._shape = (self._entry.dim,)

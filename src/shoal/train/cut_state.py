@@ -61,6 +61,8 @@ def _names(worker: Worker) -> dict[str, str]:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             own = first.setdefault(id(parameter), lead + name)
             names[lead + name] = tables.get(id(parameter), own)
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            names[lead + name] = first.setdefault(id(buffer), lead + name)
     return names
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from shoal import optim
+from shoal.checkpoint.export import FIXED
 from shoal.errors import BadInput
 from shoal.store.tensor import Tensor
 from shoal.train.parameters import FlatFloats, Stepped, flat
@@ -78,8 +79,10 @@ class Fixed:
             yield tensor, buffer
 
     def _open(self, name: str, value: torch.Tensor, *, as_bytes: bool) -> Tensor:
-        nothing, packed = optim.SGD(lr=0.0), _bytes(value) if as_bytes else flat(value)
-        tensor = self._worker.client.tensor(f"shoal.fixed.{name}", packed, optimizer=nothing)
+        at, packed = f"{FIXED}{name}", flat(value).reshape(value.shape)
+        if as_bytes:
+            at, packed = f"shoal.packed.{name}", _bytes(value)
+        tensor = self._worker.client.tensor(at, packed, optimizer=optim.SGD(lr=0.0))._flat()
         _write(tensor.pull(), value, as_bytes=as_bytes)
         return tensor
 

@@ -214,14 +214,9 @@ def check_finite(one: Stepped) -> None:
             )
 
 
-def check_is_stepped(models: Sequence[torch.nn.Module]) -> None:
-    """Raise if these models were given gradients: nobody who knows of the job steps them."""
-    for name, parameter in (pair for model in models for pair in model.named_parameters()):
-        if parameter.grad is not None:
-            raise BadInput(
-                f"{name} has a gradient, and prepare was given no optimizer: every worker would train a "
-                f"model of its own. Give prepare the optimizer that was built from model.parameters()"
-            )
+def versions(models: Sequence[torch.nn.Module]) -> list[int]:
+    """Numbers that grow when parameters of models that train are changed in place."""
+    return [p._version for model in models if model.training for p in model.parameters()]
 
 
 def is_finite(one: Stepped) -> bool:

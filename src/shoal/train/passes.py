@@ -29,7 +29,7 @@ from shoal.data.plan import Cuts, Plan
 from shoal.data.samples import samples_in
 from shoal.errors import BadInput, Fenced, Mismatch, Timeout
 from shoal.sync import First
-from shoal.train.parameters import check_is_stepped
+from shoal.train.parameters import versions
 from shoal.train.progress import PASSES_A_LOADER
 from shoal.train.share import UNKNOWN, Drawn
 
@@ -141,6 +141,7 @@ class Passes:
         self._runs = (epoch, before + 1 if epoch == last else 0)
         self._steps, self._got, self._gradients = worker.steps_made, 0, worker.gradients()
         self._last, self._tells, self._told, self._counts = None, None, "", True
+        self._versions = versions(worker.models)
 
         def open_pass() -> Cuts:
             self._agree_on_order(epoch)
@@ -239,8 +240,11 @@ class Passes:
     def _hand(self, epoch: int, unit: int, samples: int) -> None:
         worker = self._worker
         self._is_done()
-        if worker.world_size > 1 and not worker.optimizers:
-            check_is_stepped(worker.models)
+        if worker.world_size > 1 and not worker.optimizers and versions(worker.models) != self._versions:
+            raise BadInput(
+                "the model is trained, and prepare was given no optimizer: every worker would train a model "
+                "of its own. Give prepare the optimizer that was built from model.parameters()"
+            )
         if unit != NO_UNIT:
             drawn = Drawn(self, self._first + epoch, unit, samples, self.loader.global_samples)
             worker.drew(drawn)

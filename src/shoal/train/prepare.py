@@ -104,6 +104,7 @@ def _prepared(worker: Worker, thing: Any, split: bool, rows: BatchRows | None, p
             f"learning-rate scheduler, a DataLoader or another iterable of batches"
         )
     if not split:
+        worker.divides = True
         return thing
     worker.passes.append(Passes(worker, thing, len(worker.passes), rows, prefetch))
     return worker.passes[-1].loader
@@ -246,7 +247,8 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
                     f"{type(optimizer).__name__} has parameters that it had not when it was given to "
                     f"prepare; call add_param_group before prepare"
                 )
-        if worker.steps_made == 0 and not worker.passes and worker.world_size > 1 and worker.rank == 0:
+        divides = worker.passes or worker.divides or worker.world_size == 1
+        if worker.steps_made == 0 and worker.rank == 0 and not divides:
             _log.warning(
                 "no loader was given to prepare: each of the %d workers trains all that it draws. To divide "
                 "the data over them, give prepare the loader",

@@ -114,7 +114,7 @@ class Strategy(ABC):
         for dense, optimizer in entries:
             value = flat(dense.parameter).reshape(dense.parameter.shape)
             tensor = client.tensor(dense.name, value, optimizer=optimizer, retune=retune)
-            self.tensors[id(dense.parameter)] = tensor.flat()
+            self.tensors[id(dense.parameter)] = tensor._flat()
 
     def open_twins(self, stepped: Sequence[Stepped]) -> None:
         """Take over what these optimizers step: the servers do it from now on, in float32."""

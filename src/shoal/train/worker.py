@@ -103,6 +103,7 @@ class Worker:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.passes: list[Passes] = []
         self.prepared = 0
+        self.divides = False  # the script divides the data itself, or has each worker read all of it
         self._drawn: list[Drawn] = []  # since the last step
         self._units: list[tuple[int, int]] = []
         self._weight: float | None = None
@@ -183,7 +184,7 @@ class Worker:
         """Say how many samples the gradient of the next step stands for, where Shoal cannot see it."""
         if not samples >= 0:
             raise BadInput(f"worker.weight: samples is {samples!r}; it must be a number, at least 0")
-        self._weight = float(samples)
+        self._weight, self.divides = float(samples), True
         self.lives.void = False
 
     def mean(self, value: float, weight: float = 1.0) -> float:
