@@ -87,7 +87,7 @@ def _on_workers(place: Place, manifest: Manifest) -> tuple[dict[str, str], Tenso
     tree = states.from_plain(json.loads(bytes(raw[states.TREE]["data"])), raw)
     values = {name: one for part in tree["stepped"] for name, one in part["values"].items()}
     buffers = tree["buffers"]
-    names = tree.get("names", {}) | {name: name for name in buffers}
+    names = tree["names"] | {name: name for name in buffers}
     return names, {name: _array(name, one) for name, one in (values | buffers).items()}
 
 
