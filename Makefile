@@ -53,7 +53,7 @@ fuzz: $(VENV)/.deps ## fuzz the frame parser and the sessions for FUZZ_SECONDS f
 	scripts/fuzz $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 soak: install ## what takes longer than `make test` allows; SOAK_ARGS=... is passed on
-	$(PYTEST) -m soak --timeout 3600 $(SOAK_ARGS)
+	scripts/run_soak $(SOAK_ARGS)
 
 wheel: dist/.built ## build the wheel into dist/
 

@@ -26,6 +26,25 @@ def test_a_straggler_slows_bsp_and_not_a_quorum() -> None:
     assert duration("quorum:0.75", 10.0) < 1.3 * duration("bsp", 1.0)
 
 
+def test_delays_now_and_then_slow_bsp_and_less_those_who_may_lead() -> None:
+    """Each of four workers takes five times as long in a fifth of its steps: 1.8 usual steps by itself."""
+
+    def seconds_a_step(word: str) -> float:
+        rng, crew = random.Random(7), VirtualCrew(4, word, keys=8)
+        steps = 200
+        took = crew.run(
+            lambda crew: sum(crew.state()["clocks"]) >= 4 * steps,
+            lambda rank, _: 5.0 if rng.random() < 0.2 else 1.0,
+        )
+        return took / steps
+
+    took = {word: seconds_a_step(word) for word in ("bsp", "ssp:3", "ssp:10", "asp")}
+    assert took["bsp"] > 3.0  # one of four is late in 59 % of the rounds
+    assert took["ssp:3"] < 0.8 * took["bsp"]
+    assert took["ssp:10"] < 0.7 * took["bsp"]
+    assert took["asp"] < took["ssp:10"] < took["ssp:3"]
+
+
 def test_a_step_has_the_same_workers_on_every_shard() -> None:
     class Rows(History):
         def read(self, rank: int, step: int, rows: Any) -> None:

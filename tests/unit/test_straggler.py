@@ -51,6 +51,22 @@ def test_it_sleeps_a_fixed_time(clock: Clock) -> None:
     assert clock.slept == [pytest.approx(0.05)]
 
 
+def test_it_is_slow_now_and_then_and_by_its_seed_alone(clock: Clock) -> None:
+    def slow_steps(seed: str) -> list[int]:
+        slow, found = Straggler("50ms@20%", seed=seed), []
+        for step in range(1000):
+            before = len(clock.slept)
+            slow.slow_down()
+            found += [step] if len(clock.slept) > before else []
+        return found
+
+    first = slow_steps("3 0")
+    assert set(clock.slept) == {0.05}
+    assert 150 < len(first) < 250
+    assert slow_steps("3 0") == first
+    assert slow_steps("3 1") != first
+
+
 def test_waiting_that_is_longer_than_the_time_is_no_reason_to_fail(clock: Clock) -> None:
     waited = [0.0]
     slow = Straggler("2x", lambda: waited[0])
@@ -62,6 +78,7 @@ def test_waiting_that_is_longer_than_the_time_is_no_reason_to_fail(clock: Clock)
 def test_several_ranks() -> None:
     assert parse_stragglers("0:1x, 3:2.5ms", 4) == {0: "1x", 3: "2.5ms"}
     assert parse_stragglers("", 4) == {}
+    assert parse_stragglers("all:2ms@0.5%", 2) == {0: "2ms@0.5%", 1: "2ms@0.5%"}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +97,14 @@ def test_several_ranks() -> None:
         ("-1:5x", "rank:slowness"),
         ("1:5x,1:6x", "rank 1 is given twice"),
         ("1:5x,", "rank:slowness"),
+        ("any:5x", "all:50ms@20%"),
+        ("all:5x,1:6x", "rank 1 is given twice"),
+        ("1:5x@", "as 50ms@20%"),
+        ("1:5x@20", "as 50ms@20%"),
+        ("1:5x@0%", "more than 0 and at most 100"),
+        ("1:5x@101%", "more than 0 and at most 100"),
+        ("1:5x@nan%", "more than 0 and at most 100"),
+        ("1:@20%", "as 5x"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(text: str, said: str) -> None:

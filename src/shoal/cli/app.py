@@ -48,7 +48,11 @@ _TokenFile = Annotated[
 _Bind = Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a token.")]
 _Port = Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")]
 _Straggler = Annotated[
-    str, typer.Option(help="Make a worker slow: 1:5x (rank 1, five times) or 1:50ms.", show_default=False)
+    str,
+    typer.Option(
+        help="Make workers slow: 1:5x (rank 1, five times), 1:50ms, all:50ms@20% (in 20% of steps).",
+        show_default=False,
+    ),
 ]
 _Coordinators = Annotated[int, typer.Option(help="Coordinators; more than one need --etcd.")]
 _Replication = Annotated[

@@ -92,7 +92,7 @@ class Worker:
         self.bears_nan = False  # it abstains from what is not finite, and does not raise
         self.trust = 1.0  # what its contributions count for: the supervisor may say less
         self.dropped, self.waited_s = 0, 0.0
-        self.straggler = None if straggler is None else Straggler(straggler, lambda: self.waited_s)
+        self.straggler = Straggler(straggler, lambda: self.waited_s, f"{seed} {rank}") if straggler else None
         self.history = History(self, job) if history and job is not None else None
         self.samples = float(self.progress.value.samples)  # of earlier lives, too
         self.strategy: Strategy | None = None
