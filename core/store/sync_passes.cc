@@ -1,6 +1,7 @@
 // The passes of the sync shard: which there are, how each is cut, and how one that runs takes in workers.
 #include <algorithm>
 
+#include "base/mutants.h"
 #include "store/sync_shard.h"
 
 namespace shoal {
@@ -46,9 +47,20 @@ Status SyncShard::ledger_open(const SyncRequest& request, SyncReply& reply) {
                               std::to_string(request.rank) + " says " + std::to_string(says)};
 }
 
+// The workers that a pass is cut for. New ones that are still starting are taken in when they are here: cut
+// for them, each batch would be trained in two rounds, by the others and then by them.
+uint32_t SyncShard::have_come() const {
+  uint32_t workers = config_.workers;
+  const auto is_to_come = [this](const Member& member) {
+    return member.phase == Phase::gone && member.client == 0 && !SHOAL_MUTANT(cut_for_absent);
+  };
+  while (workers > 1 && is_to_come(members_[workers - 1])) --workers;
+  return workers;
+}
+
 SyncShard::Pass& SyncShard::pass(uint64_t epoch) {
   const auto [found, fresh] =
-      passes_.try_emplace(epoch, Pass{WorkLedger(0, config_.workers), ++opened_, config_.workers});
+      passes_.try_emplace(epoch, Pass{WorkLedger(0, config_.workers), ++opened_, have_come()});
   if (!fresh || passes_.size() <= kPassesKept) return found->second;
   // The oldest makes room, but for one that is being trained; where those are too many, the loop over it was
   // left before its end.
@@ -102,7 +114,7 @@ void SyncShard::grow_passes() {
       // Who has a part has nothing drawn that its step has not named; who has none yet waits for one.
       const bool waits =
           rank < pass.workers ? counts(member) && in_round(member) : member.phase == Phase::at_end;
-      ready = waits && member.epoch == epoch;
+      ready = (waits && member.epoch == epoch) || SHOAL_MUTANT(grow_anytime);
     }
     if (!ready || !pass.ledger.grow(config_.workers, pass.split)) continue;
     pass.workers = config_.workers;

@@ -38,7 +38,8 @@ Status check_config(const SyncConfig& config) {
 bool SyncShard::knows(const SyncRequest& request) const {
   if (request.step != kBack || all_left() || request.rank >= members_.size()) return false;
   const Member& member = members_[request.rank];
-  return member.phase == Phase::absent ? request.rank < config_.workers : member.client == request.client;
+  const bool never_came = SHOAL_MUTANT(newcomer_unknown) ? member.phase == Phase::absent : member.client == 0;
+  return never_came ? request.rank < config_.workers : member.client == request.client;
 }
 
 Status SyncShard::check(const SyncRequest& request) const {

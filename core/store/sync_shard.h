@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "base/mutants.h"
 #include "store/sync_message.h"
 #include "store/work_ledger.h"
 
@@ -108,7 +109,7 @@ class SyncShard {
   void grow_passes();
   // For a worker at its end, which knows of so many growths.
   bool has_more(const WorkLedger& ledger, uint64_t growths) const {
-    return ledger.available() || (ledger.units() > 0 && growths < growths_);
+    return ledger.available() || (ledger.units() > 0 && growths < growths_ && !SHOAL_MUTANT(growth_untold));
   }
   bool end_pass();
   void make_commit(size_t contributions);
@@ -119,6 +120,7 @@ class SyncShard {
   bool all_left() const;
   bool knows(const SyncRequest& request) const;
   void give_back(uint32_t rank);
+  uint32_t have_come() const;
   Pass& pass(uint64_t epoch);
   uint64_t next_pass(uint64_t epoch) const;  // the first from there on that is not over
   bool is_over(uint64_t epoch) const { return next_pass(epoch) != epoch; }

@@ -1,4 +1,4 @@
-"""A user's script that counts, and whose workers die: OUT LOOP RANK:STEP:PLACE... hold:EPOCH... pace:SECONDS
+"""A user's script that counts, and whose workers die: OUT LOOP RANK:STEP:PLACE... hold:EPOCH pace:S late
 
 The gradient of a row is -1 for each sample of the batch that has it, that of the weight is -1: with SGD(lr=1)
 rows count how much of a round each sample was, and the weight counts rounds. So does a dense parameter with
@@ -6,7 +6,8 @@ an element for each sample: a contribution counts in both or in none. A worker k
 its first life, at these steps and places. Others do not run away meanwhile: after that step they wait until
 the next life of that rank has a batch (not where it comes to life by what they do). At the first batch of an
 epoch to hold at they wait for a file.
-A step takes `pace` at least, so that others can choose a moment.
+A step takes `pace` at least, so that others can choose a moment. `late`: who is started again comes when the
+others are done with all of it.
 """
 
 import json
@@ -30,7 +31,7 @@ SAMPLES, BATCH, DEADLINE_S = 64, 8, 120.0
 OUT, LOOP = Path(sys.argv[1]), sys.argv[2]
 HOLDS = {int(text[5:]) for text in sys.argv[3:] if text.startswith("hold:")}
 PACE_S = sum(float(text[5:]) for text in sys.argv[3:] if text.startswith("pace:"))
-SAID = [text.split(":") for text in sys.argv[3:] if text[:5] not in ("hold:", "pace:")]
+SAID = [text.split(":") for text in sys.argv[3:] if text[:5] not in ("hold:", "pace:", "late")]
 DEATHS = {int(rank): (int(step), place) for rank, step, place in SAID}
 PASSES = 4 if HOLDS or PACE_S else 3
 SUM = GlooGroup.sum_
@@ -84,6 +85,9 @@ class Counts(torch.nn.Module):
         return -(self.rows(ids).sum() / len(ids)) - self.rounds.sum() - self.dense[ids].sum() / len(ids)
 
 
+if "late" in sys.argv and (OUT / f"life-{os.environ['RANK']}").exists():
+    for other in {*range(int(os.environ["WORLD_SIZE"]))} - {int(os.environ["RANK"])}:
+        until(f"{other}.json")
 worker = shoal.join()
 AMONG_THEMSELVES = worker.policy.dense_home == "peers"
 first_life = not (OUT / f"life-{worker.rank}").exists()
@@ -115,6 +119,8 @@ for epoch in worker.epochs(PASSES) if LOOP == "epochs" else range(PASSES):
     passes.append((epoch, steps - before))
     sizes.append(worker.world_size)
     worker.mean(float(epoch))
+if first_life and DEATHS.get(worker.rank) == (-1, "over"):
+    die()
 counted = model.rows.table.pull(list(range(SAMPLES)))[:, 0].tolist()
 used = [worker.ledger.report(epoch).used for epoch in range(PASSES)]
 found = {"rows": counted, "rounds": model.rounds.item(), "passes": passes, "used": used, "sizes": sizes}

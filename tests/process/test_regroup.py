@@ -24,7 +24,7 @@ def run(jobs: Jobs, out: Path, word: str, *deaths: str) -> list[dict[str, Any]]:
     options = ["--workers", str(WORKERS), "--servers", "2", "--sync", word]
     result = jobs.run(*options, DYING, str(out), "epochs", *deaths)
     assert result.returncode == 0, result.stdout + result.stderr
-    for death in deaths:
+    for death in set(deaths) - {"late"}:
         assert f"worker {death[0]} was killed by SIGKILL and is started again" in result.stderr
     assert f"{PASSES} passes" in result.stderr.splitlines()[-1]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(WORKERS)]
@@ -49,6 +49,13 @@ def check_sums(found: list[dict[str, Any]]) -> None:
 
 def test_a_sum_that_a_death_broke_is_made_again_without_it(jobs: Jobs, tmp_path: Path) -> None:
     check_sums(run(jobs, tmp_path, "allreduce", "0:5:sent"))
+
+
+@pytest.mark.parametrize(("word", "death"), [("allreduce", "0:-1:over"), ("gossip", "1:-1:over")])
+def test_who_is_replaced_when_the_others_are_done_has_the_model(
+    word: str, death: str, jobs: Jobs, tmp_path: Path
+) -> None:
+    check(run(jobs, tmp_path, word, death, "late"))
 
 
 @pytest.mark.soak

@@ -63,7 +63,8 @@ def test_a_job_grows_and_shrinks(jobs: Jobs, tmp_path: Path, word: str) -> None:
     assert units[1:] == [SAMPLES // BATCH * n for n in (4, 4, 1)]
     assert units[0] in (range(17, 32) if grows else [16])  # of 8 batches
     assert all("0" not in used for used in found["used"])
-    assert min(found["rows"]) >= PASSES / BATCH
+    # Two gradients make an update under softsync:2, also of the one worker that is left in the end.
+    assert min(found["rows"]) >= (PASSES - (word == "softsync:2") / 2) / BATCH
     if word == "bsp":
         assert sum(found["rows"]) == found["rounds"]
         assert all(found["rows"][at] == found["rows"][at + 1] for at in range(0, SAMPLES, 2))
@@ -110,7 +111,7 @@ import shoal
 
 go = Path(sys.argv[1])
 deadline = time.monotonic() + 120
-while os.environ["RANK"] == "1" and not go.exists():
+while os.environ["RANK"] != "0" and not go.exists():
     assert time.monotonic() < deadline
     time.sleep(0.01)
 worker = shoal.join()
@@ -128,13 +129,16 @@ for epoch in worker.epochs(2):
 """
 
 
-def test_a_job_grows_while_one_of_its_workers_starts(jobs: Jobs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", ["3", "4 3"])
+def test_a_job_changes_its_size_while_workers_start(sizes: str, jobs: Jobs, tmp_path: Path) -> None:
     script, go = tmp_path / "late.py", tmp_path / "go"
     script.write_text(LATE)
     with jobs.started("--workers", "2", str(script), str(go)) as process:
         wait_until((tmp_path / "go-0").exists, process)
-        assert jobs.shoal("scale", "job", "--workers", "3").returncode == 0
-        go.touch()  # worker 1 was told of two, and joins now
+        for size in sizes.split():
+            assert jobs.shoal("scale", "job", "--workers", size).returncode == 0
+            wait_until(lambda size=size: f"to {size} workers" in jobs.shoal("status", "job").stdout, process)
+        go.touch()  # each joins now, and was told of as many as there were when it was started
         output = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, output
     assert "2 passes, every sample used once in each" in output[1]

@@ -17,6 +17,7 @@ from .chains import make_chain_plan, run_chain_plan
 from .checkpoints import make_disk_plan, run_disk_plan
 from .coordinated import make_coordinator_plan, run_coordinator_plan
 from .cuts import make_cut_plan, run_cut_plan
+from .growth import make_growth_plan, run_growth_plan
 from .journals import make_journal_plan, run_journal_plan
 from .ledger import Violation
 from .losses import make_reload_plan, make_weak_plan, run_reload_plan, run_weak_plan
@@ -38,6 +39,7 @@ KINDS = {
     "pushes": Kind(make_plan, run_plan, 1500),
     "rounds": Kind(make_round_plan, run_round_plan, 600),
     "passes": Kind(make_pass_plan, run_pass_plan, 300),
+    "growth": Kind(make_growth_plan, run_growth_plan, 300),
     **{f"ssp:{bound}": Kind(make_bounded_plan(bound), run_bounded_plan, 100) for bound in (0, 1, 3)},
     "chains": Kind(make_chain_plan, run_chain_plan, 200),
     "chain-rounds": Kind(make_chain_round_plan, run_chain_round_plan, 120),

@@ -74,11 +74,15 @@ class SimulatedServer:
             connection.refused = True
             self._world.closed_by_server(connection)
 
-    def deliver_mail(self) -> None:
-        """Answers that waited, and are ready."""
+    def deliver_mail(self) -> list[tuple[int, bytes]]:
+        """Answers that waited, and are ready; gives those to sessions that no connection is to."""
+        others = []
         for number, reply in self.store.mail():
             if number in self._sessions:
                 self._world.network.send(self._sessions[number], TO_CLIENT, reply)
+            else:
+                others.append((number, reply))
+        return others
 
     def _welcomed(self, connection: Connection) -> None:
         before = self._newest.get(connection.who, 1)

@@ -90,13 +90,17 @@ class Work:
         if not dropped:
             self.done.setdefault(unit, []).append(life)
 
+    def units(self, epoch: int) -> int:
+        """That a pass has."""
+        return self._units
+
     def judge(self, epoch: int, ranks: int, report: tuple[int, ...]) -> None:
         if self.reports.setdefault(epoch, report) != report:
             raise Violation(f"pass {epoch} is over, and its report has changed")
         units, done, *rest = report
         by_rank, uses = rest[:ranks], rest[ranks:]
-        if (units, done, sum(uses)) != (self._units,) * 3 or uses[0]:
-            raise Violation(f"pass {epoch} of {self._units} units is over: {units=}, {done=}, {uses=}")
+        if (units, done, sum(uses)) != (self.units(epoch),) * 3 or uses[0]:
+            raise Violation(f"pass {epoch} of {self.units(epoch)} units is over: {units=}, {done=}, {uses=}")
         names = [(epoch, unit) for unit in range(units)]
         sure = {name: len(self.done.get(name, ())) for name in names}
         maybe = {name: len(self.asked.get(name, ())) for name in names}
@@ -143,19 +147,8 @@ class PassClient(RoundClient):
     def evict(self) -> None:
         """As `shoal.fleet.evict` does, at once: the next life takes the leave of this one."""
         self.incarnation_max = max(self.incarnation_max, self.incarnation) + 1
-        next_life = _core.protocol.Client(
-            self._who + 1, self.incarnation_max, self.world.plan.servers, self.world.placement
-        )
-        sessions = [_core.protocol.Session(server.store) for server in self.world._servers]
-        for session in sessions:
-            [challenge], _ = session.feed(next_life.hello())
-            session.feed(next_life.proof(TOKEN, challenge))
         body = ASK.pack(LEAVE, self._who, AWAY, 0, 0, 1, 0, 1, 0, 1.0, 1, 0, 0.0, 0.0, 0.0, 0) + bytes(8)
-        sync = self.sync_server()
-        next_life.ask(SYNC, [sync], body)
-        for frame in next_life.outgoing(sync):
-            sessions[sync].feed(frame)
-        self.world._servers[sync].deliver_mail()
+        self.world.ask_at_once(self._who + 1, self.incarnation_max, body)
 
     def _fenced(self) -> None:
         if self.incarnation_max <= self.incarnation:
@@ -270,13 +263,33 @@ class PassWorld(RoundWorld):
     shape: PassPlan
 
     def __init__(self, shape: PassPlan) -> None:
-        self.work = Work(shape.units)
+        self.shape = shape
+        self.work = self._new_work()
         super().__init__(shape)
+
+    def _new_work(self) -> Work:
+        return Work(self.shape.units)
 
     def lives(self) -> set[Life]:
         """Those that go on, and that nobody has evicted."""
         clients: list[Any] = list(self._clients)
         return {c._life() for c in clients if not c.down and c.incarnation_max <= c.incarnation}
+
+    def ask_at_once(self, client: int, incarnation: int, body: bytes) -> bool:
+        """As who starts the workers asks, with no network between. False: it was refused."""
+        machine = _core.protocol.Client(client, incarnation, self.plan.servers, self.placement)
+        sessions = [_core.protocol.Session(server.store) for server in self._servers]
+        for session in sessions:
+            [challenge], _ = session.feed(machine.hello())
+            session.feed(machine.proof(TOKEN, challenge))
+        sync = self.placement[0]
+        operation = machine.ask(SYNC, [sync], body)
+        for frame in machine.outgoing(sync):
+            sessions[sync].feed(frame)
+        for number, reply in self._servers[sync].deliver_mail():
+            if number == sessions[sync].number():
+                machine.incoming(sync, reply)
+        return bool(machine.done(operation)) and machine.code(operation) == 0
 
     def _act(self, action: Action) -> None:
         if action.kind != "evict":

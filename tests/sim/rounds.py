@@ -133,6 +133,10 @@ class RoundClient(SimulatedClient):
     def everywhere(self) -> list[int]:
         return list(range(self.world.plan.servers))
 
+    def workers(self) -> int:
+        """How many there are, as far as it knows."""
+        return self.world.plan.clients
+
     def _ask(self, verb: int, weight: float = 0.0) -> None:
         self._question(verb, self._step, weight)
 
@@ -143,7 +147,7 @@ class RoundClient(SimulatedClient):
         shape = self.world.shape
         self._asked += 1
         body = ASK.pack(
-            verb, self._who, step, epoch, count, self._asked, self.applied, self.world.plan.clients,
+            verb, self._who, step, epoch, count, self._asked, self.applied, self.workers(),
             shape.take, shape.quorum, shape.count, shape.slack, weight, float("nan"), 0.0, 0,
         )  # fmt: skip
         named = b"".join(struct.pack("<QQ", *unit) for unit in units)

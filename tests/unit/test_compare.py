@@ -92,6 +92,12 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(changes: dict, sai
         options(**changes)
 
 
+def test_an_earlier_comparison_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "results.json").touch()
+    with pytest.raises(BadInput, match="holds an earlier comparison"):
+        options(directory=tmp_path)
+
+
 def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     history = open_history(tmp_path, 1)
     moments = [Moment(time=5.0, steps=3, metrics={"loss": 0.5}), Moment(time=6.0, waited_s=0.25)]

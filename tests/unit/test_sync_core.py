@@ -327,3 +327,7 @@ def test_who_was_started_before_the_job_changed_its_size_need_not_know_it() -> N
     assert opened(client.fork(), 1, 2, "round", back=True) == 0
     with pytest.raises(_core.CoreError, match="opened with workers=4 take=round"):
         opened(client.fork(), 2, 2, "each", back=True)
+    client.sync_open(rank=0, workers=3, take="round", resize=True, timeout_s=WAIT_S)
+    assert opened(client.fork(), 2, 4, "round", back=True) == 0  # it never came while there were four
+    with pytest.raises(_core.CoreError, match="opened with workers=3"):
+        opened(client.fork(), 3, 4, "round", back=True)

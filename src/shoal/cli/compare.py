@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from shoal.compare.options import CompareOptions, Target
+from shoal.compare.options import RESULTS, CompareOptions, Target
 from shoal.compare.plot import draw, write_png
 from shoal.compare.run import Run
 from shoal.compare.runner import Stopped, run_all
@@ -98,7 +98,7 @@ def _show(options: CompareOptions, runs: list[Run], json: Path | None, notes: Co
             markup=False,
         )
     results = _results(options, runs, summary(runs, columns))
-    for path in (options.directory / "results.json", *([json] if json is not None else [])):
+    for path in (options.directory / RESULTS, *([json] if json is not None else [])):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
     try:
         write_png(options.directory / "compare.png", runs, metric, options.target)

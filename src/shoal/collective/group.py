@@ -11,8 +11,10 @@ import datetime
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
 
@@ -71,6 +73,10 @@ class Group(Protocol):
     def finished(self, step: int) -> bool:
         """Whether all whose contributions were summed have finished the step at the servers."""
         return True
+
+    def stay(self) -> None:
+        """Before this worker leaves: as long as somebody may still need what it has."""
+        return
 
     def reform(self) -> None:
         """Go on with those who live; this worker may then have another's state."""
@@ -135,6 +141,33 @@ class TorchGroup(Group):
         dist.broadcast(values, root)
 
 
+class _Aside:
+    """A thread that waits beside the script's, for all groups in turn: who gives a group up breaks what is
+    waited for in it. It is there from the first group on, since at a script's end, where a worker may still
+    hand its model to another, Python starts no threads any more, nor executors.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        threading.Thread(target=self._run, name="shoal-swap", daemon=True).start()
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, call = self._calls.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001  # it is raised to who waits
+                future.set_exception(error)
+
+
+_aside = cache(_Aside)
+
+
 class GlooGroup(Group):
     """Beside whatever the script makes of `torch.distributed`. Whatever fails raises `Broken`.
 
@@ -149,7 +182,7 @@ class GlooGroup(Group):
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, datetime.timedelta(seconds=timeout_s))
         # From here on `look` decides what is too long.
         self._gloo._set_default_timeout(datetime.timedelta(days=1))
-        self._thread = ThreadPoolExecutor(1, "shoal-swap")
+        _aside()
 
     def sum_(self, values: torch.Tensor) -> None:
         self._wait(self._gloo.allreduce([values]))
@@ -176,7 +209,7 @@ class GlooGroup(Group):
             pending = [self._gloo.recv([values], peer, 0) for values, peer in receives]
             pending += [self._gloo.send([values], peer, 0) for values, peer in sends]
             # In a thread: such a wait cannot be cut into slices, its time-out breaks the group.
-            done = self._thread.submit(lambda: [work.wait() for work in pending])
+            done = _aside().submit(lambda: [work.wait() for work in pending])
             while not done.done():
                 with suppress(TimeoutError):
                     done.result(_LOOK_EVERY_S)
@@ -205,7 +238,6 @@ class GlooGroup(Group):
                 never = self._gloo.recv([torch.empty(1)], (self.rank + 1) % self.size, _NEVER)
                 never.wait(datetime.timedelta(milliseconds=1))
             self._gloo = None
-            self._thread.shutdown(wait=False)
 
 
 class _Table:

@@ -13,6 +13,7 @@ from shoal.launch.options import JobOptions
 from shoal.sync.words import parse_list
 
 SEEDS_MAX = 100
+RESULTS = "results.json"
 _REACHED = {"<=": operator.le, ">=": operator.ge}
 
 
@@ -83,6 +84,8 @@ class CompareOptions:
             raise BadInput(f"sync {self.sync!r}: {sorted(twice)[0]} is there twice")
         for word in words:
             self.job(word, 0)
+        if (self.directory / RESULTS).exists():
+            raise BadInput(f"out: {self.directory} holds an earlier comparison; name another directory")
 
     @property
     def words(self) -> list[str]:

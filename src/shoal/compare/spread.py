@@ -27,12 +27,13 @@ def spread(values: Sequence[float | None]) -> Spread | None:
 
     >>> spread([3.0, 1.0, 2.5])
     Spread(median=2.5, low=1.0, high=3.0, count=3)
+    >>> spread([2.0, math.inf]).median  # half of the seeds did not reach the target
+    inf
     """
     known = [value for value in values if value is not None and not math.isnan(value)]
     if not known:
         return None
-    # Not the mean of the two in the middle: of 2 and infinity that would be nothing that was seen.
-    return Spread(statistics.median_high(known), min(known), max(known), len(known))
+    return Spread(statistics.median(known), min(known), max(known), len(known))
 
 
 def differ(one: Spread, other: Spread) -> bool:

@@ -11,17 +11,21 @@ all who live have come for it:
    behind, or new, copies the state of the one that is farthest; those who do not rest have a group again.
 
 A worker joins between steps only: while the others have a sum that they have not applied they let it sit out
-the round. Nobody waits without an end.
+the round. Whoever has come to the script's end stays until the others have, too: the model lies on workers
+alone, and one of them may die and be replaced meanwhile. Nobody waits without an end.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +33,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shoal.collective.group import Broken, GlooGroup, Group, Lone
-from shoal.errors import Timeout, Unavailable
+from shoal.errors import Fenced, Timeout, Unavailable
 from shoal.train.noticeboard import Noticeboard
 from shoal.train.state_bytes import from_bytes, to_bytes
 from shoal.train.waits import doing
@@ -37,15 +41,19 @@ from shoal.train.waits import doing
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
+_log = logging.getLogger("shoal.worker")
+
 # Topics of notes; `Meeting` has the one above, models and loaders those below.
 _MARKS, _PROPOSALS = (1 << 16) - 2, (1 << 16) - 3
 _LOOK_EVERY_S = 0.25
 _COME_EVERY_S = 0.01
 # For all who have come to connect. One of them may die meanwhile; then it is tried again.
 _CONNECT_S = 10.0
+_COMES_S = 60.0  # until a worker that replaces another has come; else it never will
 _SIT_OUT_S = 0.05
 _HALF = 1 << 20  # of a step's number: a note holds whole numbers up to 2^24
 _LIVING = ("working", "waiting", "at_end")
+_LAST = 1 << 62  # the barriers at a script's end, behind all others
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class _Mark:
     proposed: int = 0  # this generation
     high: int = 0
     low: int = 0
+    number: int = 0  # the generation that it is in, whoever proposed it
 
     @property
     def sits_out(self) -> int:
@@ -87,6 +96,12 @@ class _Seen:
         """The most senior: who is new has nothing to give."""
         members = [rank for rank in self.living if self._since(rank)]
         return min(members or self.living, key=lambda rank: (self._since(rank), rank))
+
+    def coming(self) -> list[int]:
+        """Who is evicted, and may be replaced, and who has come and is no member yet."""
+        phases = enumerate(self.state["phases"])
+        new = [rank for rank in self.living if not self._since(rank)]
+        return [rank for rank, phase in phases if phase in ("gone", "away")] + new
 
     def mark(self, rank: int) -> _Mark:
         return self.marks.get(rank, _Mark(0))
@@ -181,16 +196,38 @@ class Regroup(Group):
                             f"{found['ranks']} within {worker.waits.seconds:g} s ({error})"
                         ) from error
 
+    def stay(self) -> None:
+        if sys.exc_info()[0] is not None:
+            return  # the script has failed, and the job ends for it
+        worker, until = self._worker, inf
+        try:
+            while self._since and monotonic() < until:
+                number, _ = worker.rounds.resume(_LAST)
+                worker.waits.end_of_pass(number, "the script")
+                seen = self._see()
+                missing = seen.coming()
+                if not missing:
+                    return
+                until = min(until, monotonic() + _COMES_S)
+                worker.progress.update(state="waiting", waiting_for=tuple(missing))
+                if seen.want(self._number):
+                    self.reform(rests=True)
+                sleep(_LOOK_EVERY_S)
+        except Fenced:
+            return  # another has its place
+        except Timeout as error:
+            _log.warning("worker %d leaves though others are at work: %s", worker.rank, error)
+
     # While others are waited for.
 
     def _see(self) -> _Seen:
         state = self._worker.rounds.state()
         marks = self._board.marks(_MARKS, range(len(state["phases"])))
-        return _Seen(state, {rank: _Mark(*numbers[:7]) for rank, numbers in marks.items()})
+        return _Seen(state, {rank: _Mark(*numbers[:8]) for rank, numbers in marks.items()})
 
     def _mark(self, wants: int = 0) -> None:
         high, low = divmod(self._sits_out, _HALF)
-        self._board.mark(_MARKS, wants, self._since, self.summed, self._proposed, high, low)
+        self._board.mark(_MARKS, wants, self._since, self.summed, self._proposed, high, low, self._number)
 
     def _called(self, rests: bool) -> None:
         """A wait at the servers takes long: does somebody need this worker?"""
@@ -235,8 +272,9 @@ class Regroup(Group):
     def _agree(self, until: float) -> dict[str, Any]:
         """Wait until all who live have come: what the leader proposes."""
         worker, wanted, seen = self._worker, 0, self._see()
-        # What was proposed before this worker came is not for it.
-        self._tried = max(self._tried, self._number, *(mark.proposed for mark in seen.marks.values()))
+        # What was proposed before this worker came is not for it; who did so may have died since.
+        past = [max(mark.proposed, mark.number) for mark in seen.marks.values()]
+        self._tried = max(self._tried, self._number, *past)
         while True:
             leader = seen.leader
             # Beyond whatever was tried, also by one who has died since.
@@ -331,15 +369,22 @@ class Regroup(Group):
         strategy = self._worker.strategy
         return self.version if self._since else -1, 0 if strategy is None else len(strategy.stepped)
 
+    def _has_begun(self) -> bool:
+        """Whether somebody has trained, who had the model: this worker begins behind the first step."""
+        worker = self._worker
+        # Where there are no rounds, one that is replaced begins a step later, whether or not it made it.
+        rounds = worker.policy.core_spec(worker.world_size)["take"] == "round"
+        return worker.progress.value.clock > 0 or worker.step > (0 if rounds else 1)
+
     def _catch_up(self, group: Group, told: list[list[Any]], at: int) -> None:
         """Whoever is behind copies the state of the first of those who are farthest."""
         worker = self._worker
         progress = [tuple(numbers[:2]) for numbers in told]
         farthest = max(progress)
-        if farthest[0] < 0 and worker.progress.value.clock > 0 and worker.taken_back is None:
+        if farthest[0] < 0 and worker.taken_back is None and self._has_begun():
             raise Unavailable(
                 f"worker {worker.rank}: under {worker.policy} the model lies on the workers, and all that "
-                "had it have died. Start the job anew"
+                "had it have died or ended. Start the job anew"
             )
         self.version = max(self.version, farthest[0])
         behind = [other for other, one in enumerate(progress) if one < farthest and farthest[1]]

@@ -206,9 +206,8 @@ class Worker:
         values, weights = rows[(rows[:, 2:] == call).all(1) & (rows[:, 1] > 0), :2].T  # of this call alone
         return float((values * weights).sum() / weights.sum()) if len(weights) else math.nan
 
-    @cached_property
+    @cached_property  # opened once: the coordinator may be away later
     def _means(self) -> Table:
-        # Opened once: the coordinator may be away later.
         return self.client.table("shoal.means", dim=16, optimizer=optim.SGD(lr=1.0))
 
     def barrier(self) -> None:
@@ -272,6 +271,8 @@ class Worker:
     def close(self, *, tells: bool = True) -> None:
         """Leave the job: others wait no more for this worker, if it `tells` them."""
         if not self.client.closed:
+            if tells:
+                self.group.stay()
             for one in (self.history, self.cut_state):
                 if one is not None:
                     one.close()
