@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal.errors import ShoalError, Timeout, Unavailable, code_of, from_code
+from shoal.fleet.decisions import ClocksRestored
 from shoal.fleet.leases import Leases
 from shoal.fleet.pulse import PulseOrder
 from shoal.store import messages as m
@@ -58,6 +59,8 @@ class _Work:
     parts: dict[int, m.PartInfo | None] = field(default_factory=dict)
     clocks: tuple[int, ...] = ()
     workers: tuple[int, ...] = ()  # that write their state
+    restored: str = ""  # and who has come since, when it was cut
+    came: tuple[int, ...] = ()
 
 
 _NO_IMAGES = ("wait", "call", "pause", "hold")
@@ -82,6 +85,7 @@ class Cuts:
         self.number = 0  # of the last order; another coordinator's are others
         self._work: _Work | None = None
         self._call = CutCall()
+        self._kept = ClocksRestored(checkpoint="")  # as a later coordinator would know it
         self.reloaded: tuple[int, m.ReloadStore] | None = None  # what all have read, and who asked for it
 
     @property
@@ -138,6 +142,17 @@ class Cuts:
             work.stage, work.stage_until = "call", now + request.call_s
             return self._called(now)
         return self._start(work, now)
+
+    def to_keep(self) -> list[ClocksRestored]:
+        """What is to be decided since it has changed: workers that come later must find it."""
+        now = ClocksRestored(checkpoint=self._call.news.restored, came=self._call.came)
+        return [now] if now.checkpoint and now != self._kept else []
+
+    def restore(self, kept: ClocksRestored) -> None:
+        """It was decided, by this coordinator or one before it."""
+        self._kept = kept
+        if (self._call.news.restored, self._call.came) != (kept.checkpoint, kept.came):
+            self._call.restored(kept.checkpoint, kept.came)
 
     def attend(self, peer: int, request: m.AttendCut, now: float) -> Replies:
         """A worker asks whether a cut is wanted, and says whether it is ready."""
@@ -197,7 +212,7 @@ class Cuts:
 
     def closed(self, peer: int, now: float) -> Replies:
         """A connection ended."""
-        self._call.left(peer)
+        self._call.lost(peer)
         work = self._work
         if work is None:
             return []
@@ -290,6 +305,7 @@ class Cuts:
             work.stage_until += COPIES_S
             if isinstance(work.request, m.SaveStore) and work.request.call_s > 0:
                 work.workers = self._call.made(work.clocks)
+            work.restored, work.came = self._call.news.restored, self._call.came
             work.waiting = set(work.shards) - set(work.parts)
             return released if work.waiting else released + self._next(work)
         if work.stage == "check":
@@ -306,7 +322,14 @@ class Cuts:
         parts = tuple(part for _, part in sorted(work.parts.items()) if part is not None)
         if len(parts) < len(work.shards):
             parts = ()  # some base is not to be had: the caller makes a whole one instead
-        saved = m.StoreSaved(parts=parts, clocks=work.clocks, shards=self._shards, workers=work.workers)
+        saved = m.StoreSaved(
+            parts=parts,
+            clocks=work.clocks,
+            shards=self._shards,
+            workers=work.workers,
+            restored=work.restored,
+            came=work.came,
+        )
         return [(work.peer, saved)]
 
     def _orders(self, work: _Work, do: Literal["save", "check", "load"]) -> Replies:
