@@ -5,7 +5,7 @@ import pytest
 
 from shoal.errors import Unavailable
 from shoal.fleet.attendance import Attendance
-from shoal.fleet.cuts import BEGIN_S, HOLD_S, Cuts, Replies
+from shoal.fleet.cuts import BEGIN_S, GONE_S, HOLD_S, Cuts, Replies
 from shoal.fleet.decisions import ClientGranted
 from shoal.fleet.leases import LEASE_S, Leases
 from shoal.fleet.pulse import Beat, Hello, PulseOrder, prove
@@ -295,7 +295,7 @@ def test_a_cut_waits_for_no_worker_that_left_or_does_not_come() -> None:
     assert orders(world.cuts.attend(40, stands, 1.0)) == {10: "save", 11: "save"}
 
 
-def test_who_has_gone_without_a_word_is_waited_for_once() -> None:
+def test_who_has_gone_without_a_word_is_waited_for_a_while() -> None:
     world = World(())
     for rank in (0, 1):
         world.cuts.attend(40 + rank, m.AttendCut(rank=rank, ready="000002-b"), 0.0)
@@ -309,13 +309,17 @@ def test_who_has_gone_without_a_word_is_waited_for_once() -> None:
     world = World(())
     world.cuts.attend(40, m.AttendCut(rank=0), 0.0)
     world.cuts.closed(40, 0.5)
+    world.cuts.attend(41, m.AttendCut(rank=1), 0.0)
     assert world.begin(CALL) == []
-    assert orders(world.cuts.tick(20.0)) == {10: "save", 11: "save"}
-    for peer in (10, 11):
-        world.report(peer, "begun", clocks=(4,), now=20.1)
-    for peer in (10, 11):
-        world.report(peer, "saved", part=part("a"), now=20.2)
-    assert orders(world.begin(CALL, 30.0)) == {10: "save", 11: "save"}
+    assert world.cuts.deadline == GONE_S
+    assert world.cuts.tick(GONE_S) == []  # it is given up, but another is not ready
+    assert world.cuts.deadline == 20.0
+    ready = m.AttendCut(rank=1, ready="000002-b")
+    assert orders(world.cuts.attend(41, ready, 11.0)) == {10: "save", 11: "save"}
+    for did in ("begun", "saved"):
+        for peer in (10, 11):
+            world.report(peer, did, now=11.1, clocks=(4, 4), part=part("a") if did == "saved" else None)
+    assert orders(world.begin(CALL, 30.0)) == {10: "save", 11: "save"}  # and is waited for no more
 
 
 def test_a_save_tells_what_the_job_went_on_from_and_who_has_come_since() -> None:

@@ -53,6 +53,9 @@ def test_what_has_not_come_since_is_carried_over_however_often(tmp_path: Path) -
         2: (FIRST, ""),
     }
     again = states.Origin(place, manifest_.find(place, SECOND))
+    assert 2 in collect(place, "000004-d", StoreSaved(clocks=(5, 5)), again)  # begun with fewer workers
+    states.write(place, "000005-e", 0, 6, b"zero at 6")
+    assert 2 not in collect(place, "000005-e", StoreSaved(clocks=(6, 5), came=(0,)), again)
     states.write(place, THIRD, 2, 7, b"two at 7")
     cut = StoreSaved(clocks=(6, 5, 7), came=(2,))  # under another word all begin where the first was
     assert collect(place, THIRD, cut, again) == {0: (FIRST, ""), 1: (FIRST, "it died"), 2: ("", "")}

@@ -58,9 +58,8 @@ def show(url: _Url) -> None:
     if found.clocks:
         _console.print(f"steps of the workers: {', '.join(map(str, found.clocks))}")
     for state in found.workers:
-        since = f"; it has made no step since {state.since}" if state.since else ""
-        what = f"of step {state.clock}, {state.bytes:,} bytes{since}"
-        what = f"not here: {state.why}" if state.why else what
+        of = f"that of {state.since}, no step since" if state.since else f"of step {state.clock}"
+        what = f"not here: {state.why}" if state.why else f"{of}, {state.bytes:,} bytes"
         _console.print(f"state of worker {state.rank}: {what}")
     if found.clocks and not found.workers:
         _console.print("no state of workers: the store alone was saved")

@@ -34,6 +34,8 @@ Replies = list[tuple[int, m.Reply | PulseOrder]]
 HOLD_S = 1.0
 BEGIN_S = 1.8  # from the moment that clients are told to hold
 COPIES_S = 60.0
+# A job that is being ended, and its saver, are over by then; and mostly who dies is replaced.
+GONE_S = 10.0
 _PAUSE_S = 0.2
 _TRIES_MAX = 50
 
@@ -46,6 +48,8 @@ class _Work:
     owners: Callable[[], Mapping[int, tuple[int, ...]]]  # index of the server -> shards, as it changes
     until: float
     copies_until: float
+    call_until: float = 0.0
+    gone_until: float = 0.0
     lets_copy: bool = False
     shards: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # what that was when it began
     servers: Mapping[int, int] = field(default_factory=dict)  # of those, their connections
@@ -139,7 +143,7 @@ class Cuts:
             and work.shards.keys() <= work.servers.keys()
         ):
             self._call.open(request.url, request.name)
-            work.stage, work.stage_until = "call", now + request.call_s
+            work.stage, work.call_until = "call", now + request.call_s
             return self._called(now)
         return self._start(work, now)
 
@@ -163,8 +167,14 @@ class Cuts:
         work = self._work
         if work is None or work.stage != "call":
             return []
-        waits = bool(self._call.missing) or self._leases.starting(now)
-        return [] if waits and now < work.stage_until else self._start(work, now)
+        if self._call.gone:
+            work.gone_until = work.gone_until or now + GONE_S
+            if now >= work.gone_until:
+                self._call.give_up()
+        gone = self._call.gone
+        work.stage_until = min(work.call_until, work.gone_until) if gone else work.call_until
+        waits = bool(self._call.missing) or gone or self._leases.starting(now)
+        return [] if waits and now < work.call_until else self._start(work, now)
 
     def _start(self, work: _Work, now: float) -> Replies:
         work.shards = work.owners()  # of now: a server may have been given up since the last try
@@ -245,7 +255,9 @@ class Cuts:
             return self._when_copied(work, now)
         if work.stage == "write":
             return self._give_way(work, now)
-        if work.stage in ("call", "pause"):
+        if work.stage == "call":
+            return self._called(now)
+        if work.stage == "pause":
             return self._start(work, now)
         if work.stage == "begin":
             return self._pause(work, now, f"server {_list(work.waiting)} did not begin in time")

@@ -5,8 +5,8 @@ worker that asks (`AttendCut`) hears of it, copies its state at the end of each 
 ready. When all are, the cut is made, and clocks say at the end of which step: a worker then writes the copy
 of that step. Nobody waits but who saves.
 
-Who has gone without a word is waited for as well, once: a job that is being ended would else have a last
-checkpoint without what the one before it has. Of ranks that have not come since the clocks were taken back to
+Who has gone without a word is waited for as well, for a while: a job that is being ended would else have a
+last checkpoint without what the one before it has. Of ranks that have not come since the clocks were taken back to
 a checkpoint, that one says what they are.
 """
 
@@ -57,9 +57,17 @@ class CutCall:
         """The ranks that are not ready, and will be."""
         there = self._attending.values()
         stands = any(one.stands for one in there)
-        gone = set() if stands else self._gone  # who comes may wait for the one that saves
-        late = [one.rank for one in there if one.ready != self.news.name and not (stands and one.waits)]
-        return sorted({*late, *gone})
+        return [one.rank for one in there if one.ready != self.news.name and not (stands and one.waits)]
+
+    @property
+    def gone(self) -> bool:
+        """Whether one has gone without a word, and another may come in its place."""
+        stands = any(one.stands for one in self._attending.values())
+        return bool(self._gone) and not stands  # who comes may wait for the one that saves
+
+    def give_up(self) -> None:
+        """Those are waited for no more."""
+        self._gone.clear()
 
     def splits_a_step(self, clocks: Sequence[int]) -> bool:
         """Whether a cut with these clocks lies within a step that workers make together."""
@@ -74,7 +82,7 @@ class CutCall:
     def made(self, clocks: Sequence[int]) -> tuple[int, ...]:
         """All shards are cut; the ranks whose state is to come."""
         self._become(state="made", clocks=tuple(clocks))
-        self._gone.clear()
+        self.give_up()
         return tuple(sorted(one.rank for one in self._attending.values() if one.ready == self.news.name))
 
     def end(self) -> None:
