@@ -6,8 +6,8 @@ ready. When all are, the cut is made, and clocks say at the end of which step: a
 of that step. Nobody waits but who saves.
 
 Who has gone without a word is waited for as well, for a while: a job that is being ended would else have a
-last checkpoint without what the one before it has. Of ranks that have not come since the clocks were taken back to
-a checkpoint, that one says what they are.
+last checkpoint without what the one before it has. Of ranks that have not come since the clocks were taken
+back to a checkpoint, that one says what they are.
 """
 
 from __future__ import annotations
