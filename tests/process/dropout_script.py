@@ -1,7 +1,12 @@
 """A user's script with all that lies on workers: dropout, running means, Adam, a schedule. It ends by writing
-a digest of what it has, to a file of its rank."""
+a digest of what it has, to a file of its rank.
+
+OUT EPOCHS PAUSE_S [FILE]: while there is such a file it waits where that says: before it joins (join), before
+it has a model (model), before its first batch (batch); and that it does so is told by FILE.PID.
+"""
 
 import hashlib
+import os
 import random
 import sys
 import time
@@ -16,17 +21,31 @@ import shoal.nn
 
 out, epochs, pause_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)
+
+
+def loads(where: str) -> None:
+    for file in map(Path, sys.argv[4:]):
+        while file.exists() and file.read_text() == where:
+            file.with_suffix(f".{os.getpid()}").touch()
+            time.sleep(0.05)
+
+
+loads("join")
 worker = shoal.join()
-for seed in (torch.manual_seed, np.random.seed, random.seed):
-    seed(worker.rank)
+loads("model")
+torch.manual_seed(0)  # the model of whoever comes first is everybody's: it must not matter who that is
 embedding = shoal.nn.EmbeddingBag("items", dim=4, mode="sum", seed=3)
 dense = [torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)]
 model = torch.nn.Sequential(embedding, *dense)
+for seed in (torch.manual_seed, np.random.seed, random.seed):
+    seed(worker.rank)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 data = TensorDataset(torch.arange(120).reshape(60, 2) % 17, torch.linspace(-1, 1, 60))
 batches = DataLoader(data, batch_size=6, shuffle=True)
 model, optimizer, schedule, batches = worker.prepare(model, optimizer, schedule, batches)
+random.random()  # what is drawn here is drawn anew by who goes on
+loads("batch")
 for _ in worker.epochs(epochs):
     for ids, y in batches:
         optimizer.zero_grad()

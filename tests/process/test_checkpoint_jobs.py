@@ -127,6 +127,7 @@ def test_the_commands_that_look_at_checkpoints(tmp_path: Path) -> None:
     assert "no manifest.json" in listed
     shown = jobs.shoal("ckpt", "show", str(url)).stdout
     assert f"based on {first}" in shown
+    assert f"in 1 part: what changed since {first}\n" in shown
     assert "Adagrad(lr=0.1)" in shown
     assert "shoal." not in shown  # by which workers talk
     missing = jobs.shoal("ckpt", "ls", str(tmp_path / "nowhere"))
@@ -135,8 +136,19 @@ def test_the_commands_that_look_at_checkpoints(tmp_path: Path) -> None:
         f"error: there is no checkpoint at {tmp_path}/nowhere\n",
     )
     assert jobs.shoal("ckpt", "verify", str(url)).returncode == 0
+    for verb in ("show", "verify"):
+        none = jobs.shoal("ckpt", verb, f"{url}/000099-x")
+        there = f"there is {first}, {second}, 000009-00000000"
+        assert (none.returncode, none.stderr) == (
+            1,
+            f"error: there is no checkpoint {url}/000099-x; {there}\n",
+        )
+    for bad, why in [(tmp_path / "nowhere" / "x", "No such file or directory"), (url, "it is a directory")]:
+        failed = jobs.shoal("ckpt", "export", str(url), str(bad))
+        assert (failed.returncode, failed.stderr) == (1, f"error: cannot write {bad}: {why}\n")
     out = tmp_path / "model.safetensors"
     assert jobs.shoal("ckpt", "export", str(url), str(out)).returncode == 0
+    assert list(tmp_path.glob(".model*")) == []
     from safetensors.numpy import load_file
 
     tensors = load_file(out)

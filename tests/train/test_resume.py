@@ -175,6 +175,39 @@ def test_each_worker_has_its_own_state_again(tmp_path: Path, word: str) -> None:
         assert not torch.equal(before[0]["hidden.weight"], before[1]["hidden.weight"])
 
 
+@pytest.mark.parametrize("word", ["asp", "easgd:4"])
+def test_a_worker_that_comes_late_loses_nothing(tmp_path: Path, word: str) -> None:
+    """Another has trained, and saved, before it has a model; then both are gone, and begin again."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    saved = threading.Event()
+
+    def one_is_late(worker: Worker) -> dict[str, Any] | None:
+        if worker.rank == 1:
+            assert saved.wait(JOIN_S)
+            return None
+
+        def after(step: int) -> None:
+            if step == 6:
+                worker.save(str(second))
+                saved.set()
+
+        try:
+            return trains(worker, 6, after)[1]
+        finally:
+            saved.set()
+
+    before = run_workers(2, lambda worker: saves(worker, first), word)
+    trained, _ = run_workers(2, one_is_late, word, resume=str(first))
+    (name,) = manifest_.names(Place(str(first)))
+    found = manifest_.latest(Place(str(second))).workers
+    assert [(state.why, state.since) for state in found] == [("", ""), ("", name)]
+    after = run_workers(2, lambda worker: trains(worker, 0)[0], word, resume=str(second))
+    same(trained, after[0])
+    assert after[1]["lr"] == before[1]["lr"] != after[0]["lr"]
+    if word == "easgd:4":  # the model lies on the workers; rows are the job's
+        same(before[1], after[1], "rows")
+
+
 def test_a_job_may_have_more_or_fewer_workers_than_the_one_that_was_saved(tmp_path: Path) -> None:
     before = run_workers(2, lambda worker: saves(worker, tmp_path), "allreduce")
     for count in (1, 3):

@@ -11,7 +11,7 @@ from shoal import optim
 from shoal.config import CoordinatorOptions
 from shoal.errors import BadInput, Unavailable
 from shoal.fleet.coordinator import Coordinator, Outcome
-from shoal.fleet.decisions import Decision, decode, encode
+from shoal.fleet.decisions import ClocksRestored, Decision, decode, encode
 from shoal.fleet.sqlite_journal import SqliteJournal
 from shoal.store import messages as m
 from shoal.store.catalogue import TableRequest
@@ -474,3 +474,14 @@ def test_clients_hear_who_took_over_and_say_what_they_lost() -> None:
     assert coordinator.handle(50, again, 3.0).replies == []
     found = reply(coordinator.handle(51, m.GetStatus(), 3.0))
     assert found.lost == (m.Lost(shard=3, term=2, version=120, last=180, pushes=5),)
+
+
+def test_what_the_job_went_on_from_and_who_has_come_since_outlive_a_coordinator() -> None:
+    coordinator, kept = ready(), ClocksRestored(checkpoint="file:///x/000001-a", came=(1,))
+    assert coordinator.handle(7, m.AttendCut(rank=1), 0.0).decisions == []
+    coordinator.restore(decode(encode(kept)))
+    asked = coordinator.handle(8, m.AttendCut(rank=0, here=False), 0.0)
+    assert (reply(asked).restored, asked.decisions) == (kept.checkpoint, [])
+    came = coordinator.handle(8, m.AttendCut(rank=0), 0.0)
+    assert came.decisions == [msgspec.structs.replace(kept, came=(0, 1))]
+    assert coordinator.handle(8, m.AttendCut(rank=0), 0.0).decisions == []

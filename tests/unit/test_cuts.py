@@ -5,7 +5,7 @@ import pytest
 
 from shoal.errors import Unavailable
 from shoal.fleet.attendance import Attendance
-from shoal.fleet.cuts import BEGIN_S, HOLD_S, Cuts, Replies
+from shoal.fleet.cuts import BEGIN_S, GONE_S, HOLD_S, Cuts, Replies
 from shoal.fleet.decisions import ClientGranted
 from shoal.fleet.leases import LEASE_S, Leases
 from shoal.fleet.pulse import Beat, Hello, PulseOrder, prove
@@ -279,8 +279,9 @@ def test_a_cut_waits_for_no_worker_that_left_or_does_not_come() -> None:
         world.cuts.attend(40 + rank, m.AttendCut(rank=rank), 0.0)
     world.begin(CALL)
     assert world.cuts.deadline == 20.0
-    assert world.cuts.closed(40, 1.0) == []
-    assert orders(world.cuts.closed(41, 1.0)) == {10: "save", 11: "save"}
+    assert len(world.cuts.attend(40, m.AttendCut(rank=0, here=False), 1.0)) == 1
+    said = world.cuts.attend(41, m.AttendCut(rank=1, here=False), 1.0)
+    assert orders(said) == {10: "save", 11: "save"}
     world = World(())
     world.cuts.attend(40, m.AttendCut(rank=0), 0.0)
     world.begin(CALL)
@@ -292,6 +293,60 @@ def test_a_cut_waits_for_no_worker_that_left_or_does_not_come() -> None:
     assert len(world.cuts.attend(41, m.AttendCut(rank=1, waits=True), 1.0)) == 1
     stands = m.AttendCut(rank=0, ready="000002-b", stands=True)
     assert orders(world.cuts.attend(40, stands, 1.0)) == {10: "save", 11: "save"}
+
+
+def test_who_has_gone_without_a_word_is_waited_for_a_while() -> None:
+    world = World(())
+    for rank in (0, 1):
+        world.cuts.attend(40 + rank, m.AttendCut(rank=rank, ready="000002-b"), 0.0)
+    world.cuts.closed(41, 0.5)  # as all are by and by in a job that is being ended
+    assert world.begin(CALL, 1.0) == []
+    assert len(world.cuts.attend(52, m.AttendCut(rank=1), 2.0)) == 1  # another in its place
+    assert orders(world.cuts.attend(52, m.AttendCut(rank=1, ready="000002-b"), 3.0)) == {
+        10: "save",
+        11: "save",
+    }
+    world = World(())
+    world.cuts.attend(40, m.AttendCut(rank=0), 0.0)
+    world.cuts.closed(40, 0.5)
+    world.cuts.attend(41, m.AttendCut(rank=1), 0.0)
+    assert world.begin(CALL) == []
+    assert world.cuts.deadline == GONE_S
+    assert world.cuts.tick(GONE_S) == []  # it is given up, but another is not ready
+    assert world.cuts.deadline == 20.0
+    ready = m.AttendCut(rank=1, ready="000002-b")
+    assert orders(world.cuts.attend(41, ready, 11.0)) == {10: "save", 11: "save"}
+    for did in ("begun", "saved"):
+        for peer in (10, 11):
+            world.report(peer, did, now=11.1, clocks=(4, 4), part=part("a") if did == "saved" else None)
+    assert orders(world.begin(CALL, 30.0)) == {10: "save", 11: "save"}  # and is waited for no more
+
+
+def test_a_save_tells_what_the_job_went_on_from_and_who_has_come_since() -> None:
+    def saved(world: World) -> m.StoreSaved:
+        number = world.begin()[0][1].number
+        for did in ("begun", "saved"):
+            for peer in (10, 11):
+                replies = world.report(peer, did, number=number, part=part("a") if did == "saved" else None)
+        return replies[-1][1]
+
+    world = World(())
+    world.cuts.attend(40, m.AttendCut(rank=0), 0.0)
+    world.begin(msgspec.structs.replace(LOAD, resume=True))
+    for did in ("checked", "loaded"):
+        for peer in (10, 11):
+            world.report(peer, did)
+    assert (saved(world).restored, saved(world).came) == ("file:///x/000001-a", ())
+    world.cuts.attend(41, m.AttendCut(rank=1, here=False), 0.0)
+    world.cuts.attend(42, m.AttendCut(rank=2), 0.0)
+    assert saved(world).came == (2,)
+    (kept,) = world.cuts.to_keep()
+    world.cuts.restore(kept)
+    assert world.cuts.to_keep() == []
+    later = World(())  # the next coordinator
+    later.cuts.restore(kept)
+    assert later.cuts.to_keep() == []
+    assert (saved(later).restored, saved(later).came) == ("file:///x/000001-a", (2,))
 
 
 def test_a_cut_within_a_step_that_workers_make_together_is_made_again() -> None:

@@ -8,15 +8,18 @@ import time
 from contextlib import suppress
 from typing import Any, cast
 
+import msgspec
+
 from shoal.checkpoint import manifest as manifest_
 from shoal.checkpoint import shards, states
-from shoal.checkpoint.manifest import Manifest
+from shoal.checkpoint.manifest import Manifest, WorkerState
 from shoal.checkpoint.place import Place, in_time
 from shoal.errors import BadInput, Mismatch, Refused, ShoalError, Timeout, Unavailable
 from shoal.store.catalogue import TableEntry, TableRequest
 from shoal.store.client import Client
 from shoal.store.connect import RemoteDirectory
-from shoal.store.messages import Done, LoadStore, PartInfo, SaveStore, StoreSaved
+from shoal.store.messages import Done, LoadStore, SaveStore, StoreSaved
+from shoal.store.rounds import Rounds
 
 _log = logging.getLogger("shoal.checkpoint")
 # Tables of Shoal's own hold what workers say to each other, and nothing of a model.
@@ -83,26 +86,23 @@ def _save(
 ) -> None:
     directory: Any = client._directory
     name, base, timeout_s, call_s = request.name, request.base, request.wait_s, request.call_s
-    parts: tuple[PartInfo, ...]
-    clocks: tuple[int, ...]
     if isinstance(directory, RemoteDirectory):
         _check_shared(place)
         saved = directory.order(request, StoreSaved, timeout_s)
         if saved.again:
             raise _Again(saved.again)
-        parts, clocks, count, workers = saved.parts, saved.clocks, saved.shards, saved.workers
     else:
-        count = client._session.core.shards
         with directory.calling(place.url, name, call_s):
-            saving, workers = _cut(client, timeout_s)
+            saving, saved = _cut(client, timeout_s)
         since = None if base is None else manifest_.find(place, base)
         part = saving.write(place, name, 0, since)
-        parts, clocks = () if part is None else (part,), tuple(saving.clocks)
-    if not parts:
+        parts, shards_ = () if part is None else (part,), client._session.core.shards
+        saved = msgspec.structs.replace(saved, parts=parts, shards=shards_)
+    if not saved.parts:
         raise Refused(
             f"checkpoint {place.url}/{base} is of another life of this store: rows were loaded since"
         )
-    added = states.collect(place, name, workers, clocks, call_s, left) if call_s > 0 else ()
+    added = _states(client, place, name, saved, call_s, left) if call_s > 0 else ()
     if needs and added and not any(state.bytes for state in added):
         reasons = "; ".join(f"worker {state.rank}: {state.why}" for state in added)
         raise Unavailable(
@@ -111,14 +111,40 @@ def _save(
     written = Manifest(
         name=name,
         time=time.time(),
-        shards=count,
+        shards=saved.shards,
         tables=tuple(directory.entries(timeout_s)),
-        parts=parts,
-        clocks=clocks,
+        parts=saved.parts,
+        clocks=saved.clocks,
         base=base,
         workers=added,
     )
     manifest_.write(place, written)
+
+
+def _states(
+    client: Client, place: Place, name: str, saved: StoreSaved, call_s: float, left: Place | None
+) -> tuple[WorkerState, ...]:
+    """What workers add."""
+
+    def phases() -> list[str]:
+        with suppress(ShoalError):  # it is for a message
+            return list(Rounds(client, 0, 1).state()["phases"])
+        return []
+
+    return states.collect(place, name, saved, call_s, left, find_origin(saved.restored), phases)
+
+
+def find_origin(restored: str) -> states.Origin | None:
+    """The checkpoint (URL/NAME) that a job went on from; none if there is none, or it is gone."""
+    if not restored:
+        return None
+    place, name = split(restored)
+    assert name is not None
+    try:
+        return states.Origin(place, manifest_.find(place, name))
+    except (BadInput, Refused) as error:
+        _log.warning("what workers are that have not come yet is not known: %s", error)
+        return None
 
 
 def load(client: Client, url: str, timeout_s: float, *, resume: bool = False) -> str:
@@ -149,9 +175,9 @@ def split(url: str) -> tuple[Place, str | None]:
     return Place(url), None
 
 
-def _cut(client: Client, timeout_s: float) -> tuple[shards.Saving, tuple[int, ...]]:
+def _cut(client: Client, timeout_s: float) -> tuple[shards.Saving, StoreSaved]:
     """Images of an embedded store, begun while all its clients are kept from pushing; a thread that dwells
-    within a step is let go on. And the workers that add their state.
+    within a step is let go on. And what is to be known of the workers.
     """
     core, directory = client._session.core, cast(Any, client._directory)
     end = time.monotonic() + timeout_s
@@ -162,9 +188,9 @@ def _cut(client: Client, timeout_s: float) -> tuple[shards.Saving, tuple[int, ..
             saving = shards.Saving(core.store(), range(core.shards), directory.life)
         finally:
             core.release()
-        workers: tuple[int, ...] | None = directory.cut(saving.clocks)
-        if workers is not None:
-            return saving, workers
+        saved: StoreSaved | None = directory.cut(saving.clocks)
+        if saved is not None:
+            return saving, saved
         saving.end()
         time.sleep(_PAUSE_S)
     raise Timeout(f"no cut within {timeout_s:g} s: a thread is in the middle of a step all the time")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import secrets
+from contextlib import suppress
+from errno import EISDIR
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import deserialize
+from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
 from shoal.checkpoint import shards, states
@@ -32,6 +35,23 @@ def export(place: Place, manifest: Manifest, path: Path) -> dict[str, tuple[int,
     What no trained model holds goes by its own name: a table as NAME.keys and NAME.values, a tensor as NAME.
     All of it is in memory at once. Optimizer state stays behind.
     """
+    half = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a directory")
+        half.touch()  # before anything is read, which may be a lot
+        found = _values(place, manifest)
+        save_file(found, half)
+        half.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
+    finally:
+        with suppress(OSError):
+            half.unlink(missing_ok=True)
+    return {name: found[name].shape for name in sorted(found)}
+
+
+def _values(place: Place, manifest: Manifest) -> Tensors:
     tables, tensors = _stored(place, manifest)
     names, more = _on_workers(place, manifest)
     tensors = more | tensors  # where both have a model, that of the servers is the job's
@@ -42,11 +62,7 @@ def export(place: Place, manifest: Manifest, path: Path) -> dict[str, tuple[int,
             found |= {f"{name}.keys": keys, f"{name}.values": values}
     if not found:
         raise BadInput(f"checkpoint {manifest.name} holds no table, no tensor and no model of a worker")
-    try:
-        save_file(found, path)
-    except OSError as error:
-        raise BadInput(f"cannot write {path}: {error}") from None
-    return {name: found[name].shape for name in sorted(found)}
+    return found
 
 
 def _stored(place: Place, manifest: Manifest) -> tuple[dict[str, tuple[NDArray[Any], NDArray[Any]]], Tensors]:
@@ -80,7 +96,7 @@ def _dense(entry: TableEntry, pieces: dict[int, NDArray[Any]]) -> NDArray[Any]:
 
 def _on_workers(place: Place, manifest: Manifest) -> tuple[dict[str, str], Tensors]:
     """What the keys of the model's `state_dict` are called here, and what of it lay on the lowest rank."""
-    found = states.read(place, manifest.name, 0)
+    found = states.read(place, manifest.name, 0, common=True)
     if found is None:
         return {}, {}
     raw = dict(deserialize(found[1]))  # type: ignore[no-untyped-call]

@@ -25,6 +25,7 @@ from shoal.store.messages import PartInfo
 
 FORMAT = 2
 MANIFEST = "manifest.json"
+_SHOWN_MAX = 8
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
@@ -47,13 +48,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker added; without bytes nothing, and `why`."""
+    """What a worker added; without bytes nothing, and `why`. `since`: it is what that earlier checkpoint has,
+    which the job went on from, and the worker has made no step since.
+    """
 
     rank: int
     clock: int
     bytes: int = 0
     sha256: str = ""
     why: str = ""
+    since: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +113,9 @@ def find(place: Place, name: str) -> Manifest:
     """The manifest of that checkpoint; Refused, with the reason, if it is not whole."""
     where = f"checkpoint {place.url}/{name}"
     if MANIFEST not in place.names(name):
+        if name not in (there := names(place)):
+            shown = ", ".join(["..."] * (len(there) > _SHOWN_MAX) + there[-_SHOWN_MAX:])
+            raise Refused(f"there is no {where}; there is {shown or 'none at all'}")
         raise Refused(f"{where} is not complete: it has no {MANIFEST}, so its saving was broken off")
     sha, _, body = place.read(f"{name}/{MANIFEST}").partition(b"\n")
     if sha.decode(errors="replace") != digest(body):

@@ -15,6 +15,7 @@ from shoal.checkpoint.client import split
 from shoal.checkpoint.export import export as export_
 from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.place import Place
+from shoal.config import counted
 from shoal.errors import BadInput, ShoalError
 
 app = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
@@ -41,7 +42,8 @@ def ls(url: _Url) -> None:
             table.add_row(name, f"[red]{str(error).rpartition(': ')[2]}[/red]")
             continue
         made = manifest_.describe_time(found)
-        table.add_row(name, made, f"{found.rows:,}", f"{found.bytes:,}", found.base or "")
+        rows = f"{found.rows:,}{' changed' if found.base else ''}"
+        table.add_row(name, made, rows, f"{found.bytes:,}", found.base or "")
     _console.print(table)
 
 
@@ -49,13 +51,15 @@ def ls(url: _Url) -> None:
 def show(url: _Url) -> None:
     """Show what a checkpoint holds; of several the newest."""
     _, found = _which(url)
-    based = f", based on {found.base}" if found.base else ""
-    _console.print(f"{found.name}, made {manifest_.describe_time(found)}{based}")
-    _console.print(f"{found.rows:,} rows, {found.bytes:,} bytes in {len(found.parts)} parts")
+    whole = f"changes alone, based on {found.base}" if found.base else "all rows"
+    _console.print(f"{found.name}, made {manifest_.describe_time(found)}: {whole}")
+    parts = f"{found.rows:,} rows, {found.bytes:,} bytes in {counted(len(found.parts), 'part')}"
+    _console.print(f"{parts}: what changed since {found.base}" if found.base else parts)
     if found.clocks:
         _console.print(f"steps of the workers: {', '.join(map(str, found.clocks))}")
     for state in found.workers:
-        what = f"not here: {state.why}" if state.why else f"of step {state.clock}, {state.bytes:,} bytes"
+        of = f"that of {state.since}, no step since" if state.since else f"of step {state.clock}"
+        what = f"not here: {state.why}" if state.why else f"{of}, {state.bytes:,} bytes"
         _console.print(f"state of worker {state.rank}: {what}")
     if found.clocks and not found.workers:
         _console.print("no state of workers: the store alone was saved")

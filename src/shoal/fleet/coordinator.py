@@ -31,6 +31,7 @@ from shoal.fleet.cuts import Cuts
 from shoal.fleet.decisions import (
     LEFT,
     ClientGranted,
+    ClocksRestored,
     ClusterFormed,
     Decision,
     LifeBegan,
@@ -117,6 +118,8 @@ class Coordinator:
         outcome = Outcome()
         try:
             self._handle(request, peer, now, outcome)
+            for decision in self._cuts.to_keep():
+                self._decide(outcome, decision)
         except ShoalError as error:
             assert not outcome.decisions, "a refused request must change nothing"
             outcome.replies.append((peer, m.Failure(code=code_of(error), message=str(error))))
@@ -360,8 +363,8 @@ class Coordinator:
         chains: Callable[[], Sequence[tuple[int, ...]]],
     ) -> None:
         self._placement()
-        owners = lambda: by_owner(chains())  # noqa: E731
-        outcome.replies += self._cuts.begin(peer, request, self._roster.peers, owners, now)
+        peers = self._roster.peers
+        outcome.replies += self._cuts.begin(peer, request, peers, lambda: by_owner(chains()), now)
 
     @_handle.register
     def _reload(self, request: m.ReloadStore, peer: int, now: float, outcome: Outcome) -> None:
@@ -443,27 +446,27 @@ class Coordinator:
                 self._attendance.granted(decision, self._began + RESTORED_S)
             case TableDefined():
                 self._catalogue.restore(decision.entry)
+            case ClocksRestored():
+                self._cuts.restore(decision)
             case TakenOver() | LossTold():
                 self._losses.apply(decision)
 
     def _evict(self, index: int, why: str, outcome: Outcome) -> None:
         """Give a server up. Where it alone has a shard, it is kept: perhaps it only sleeps."""
-        if index in self._roster.gone or self._placer.placed is None:
-            return
-        if any(chain == (index,) for chain in self._placer.placed.chains):
+        placed = self._placer.placed
+        if placed is None or index in self._roster.gone or (index,) in placed.chains:
             return
         self._decide(outcome, ServerGone(index=index, why=why))
-        if (placed := self._placer.gone(index)) is not None:
-            self._decide(outcome, placed)
+        if (without := self._placer.gone(index)) is not None:
+            self._decide(outcome, without)
         self._changed(outcome)
 
     def _changed(self, outcome: Outcome) -> None:
         """Plan what is to be done by the state of now, and tell everybody who watches."""
         # While a shard has no server nothing is moved: who takes it then may be the one that has least.
         if not self._placer.lost(self._roster.away) and self._cuts.fills != "none":
-            only_copies = self._cuts.fills == "copies"
-            roster, costs = self._roster, self._shard_costs
-            self._placer.plan(roster.up, roster.leaving, costs, only_copies=only_copies)
+            roster, only = self._roster, self._cuts.fills == "copies"
+            self._placer.plan(roster.up, roster.leaving, self._shard_costs, only_copies=only)
         for index in sorted(self._roster.leaving - self._placer.members() - self._placer.first_to_know):
             if not any(fill.target == index for fill in self._placer.fills.values()):
                 self._decide(outcome, ServerGone(index=index, why=LEFT))

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal.errors import ShoalError, Timeout, Unavailable, code_of, from_code
+from shoal.fleet.decisions import ClocksRestored
 from shoal.fleet.leases import Leases
 from shoal.fleet.pulse import PulseOrder
 from shoal.store import messages as m
@@ -33,6 +34,8 @@ Replies = list[tuple[int, m.Reply | PulseOrder]]
 HOLD_S = 1.0
 BEGIN_S = 1.8  # from the moment that clients are told to hold
 COPIES_S = 60.0
+# A job that is being ended, and its saver, are over by then; and mostly who dies is replaced.
+GONE_S = 10.0
 _PAUSE_S = 0.2
 _TRIES_MAX = 50
 
@@ -45,6 +48,8 @@ class _Work:
     owners: Callable[[], Mapping[int, tuple[int, ...]]]  # index of the server -> shards, as it changes
     until: float
     copies_until: float
+    call_until: float = 0.0
+    gone_until: float = 0.0
     lets_copy: bool = False
     shards: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # what that was when it began
     servers: Mapping[int, int] = field(default_factory=dict)  # of those, their connections
@@ -58,6 +63,8 @@ class _Work:
     parts: dict[int, m.PartInfo | None] = field(default_factory=dict)
     clocks: tuple[int, ...] = ()
     workers: tuple[int, ...] = ()  # that write their state
+    restored: str = ""  # and who has come since, when it was cut
+    came: tuple[int, ...] = ()
 
 
 _NO_IMAGES = ("wait", "call", "pause", "hold")
@@ -82,6 +89,7 @@ class Cuts:
         self.number = 0  # of the last order; another coordinator's are others
         self._work: _Work | None = None
         self._call = CutCall()
+        self._kept = ClocksRestored(checkpoint="")  # as a later coordinator would know it
         self.reloaded: tuple[int, m.ReloadStore] | None = None  # what all have read, and who asked for it
 
     @property
@@ -135,9 +143,20 @@ class Cuts:
             and work.shards.keys() <= work.servers.keys()
         ):
             self._call.open(request.url, request.name)
-            work.stage, work.stage_until = "call", now + request.call_s
+            work.stage, work.call_until = "call", now + request.call_s
             return self._called(now)
         return self._start(work, now)
+
+    def to_keep(self) -> list[ClocksRestored]:
+        """What is to be decided since it has changed: workers that come later must find it."""
+        now = ClocksRestored(checkpoint=self._call.news.restored, came=self._call.came)
+        return [now] if now.checkpoint and now != self._kept else []
+
+    def restore(self, kept: ClocksRestored) -> None:
+        """It was decided, by this coordinator or one before it."""
+        self._kept = kept
+        if (self._call.news.restored, self._call.came) != (kept.checkpoint, kept.came):
+            self._call.restored(kept.checkpoint, kept.came)
 
     def attend(self, peer: int, request: m.AttendCut, now: float) -> Replies:
         """A worker asks whether a cut is wanted, and says whether it is ready."""
@@ -148,8 +167,14 @@ class Cuts:
         work = self._work
         if work is None or work.stage != "call":
             return []
-        waits = bool(self._call.missing) or self._leases.starting(now)
-        return [] if waits and now < work.stage_until else self._start(work, now)
+        if self._call.gone:
+            work.gone_until = work.gone_until or now + GONE_S
+            if now >= work.gone_until:
+                self._call.give_up()
+        gone = self._call.gone
+        work.stage_until = min(work.call_until, work.gone_until) if gone else work.call_until
+        waits = bool(self._call.missing) or gone or self._leases.starting(now)
+        return [] if waits and now < work.call_until else self._start(work, now)
 
     def _start(self, work: _Work, now: float) -> Replies:
         work.shards = work.owners()  # of now: a server may have been given up since the last try
@@ -197,7 +222,7 @@ class Cuts:
 
     def closed(self, peer: int, now: float) -> Replies:
         """A connection ended."""
-        self._call.left(peer)
+        self._call.lost(peer)
         work = self._work
         if work is None:
             return []
@@ -230,7 +255,9 @@ class Cuts:
             return self._when_copied(work, now)
         if work.stage == "write":
             return self._give_way(work, now)
-        if work.stage in ("call", "pause"):
+        if work.stage == "call":
+            return self._called(now)
+        if work.stage == "pause":
             return self._start(work, now)
         if work.stage == "begin":
             return self._pause(work, now, f"server {_list(work.waiting)} did not begin in time")
@@ -290,6 +317,7 @@ class Cuts:
             work.stage_until += COPIES_S
             if isinstance(work.request, m.SaveStore) and work.request.call_s > 0:
                 work.workers = self._call.made(work.clocks)
+            work.restored, work.came = self._call.news.restored, self._call.came
             work.waiting = set(work.shards) - set(work.parts)
             return released if work.waiting else released + self._next(work)
         if work.stage == "check":
@@ -306,7 +334,14 @@ class Cuts:
         parts = tuple(part for _, part in sorted(work.parts.items()) if part is not None)
         if len(parts) < len(work.shards):
             parts = ()  # some base is not to be had: the caller makes a whole one instead
-        saved = m.StoreSaved(parts=parts, clocks=work.clocks, shards=self._shards, workers=work.workers)
+        saved = m.StoreSaved(
+            parts=parts,
+            clocks=work.clocks,
+            shards=self._shards,
+            workers=work.workers,
+            restored=work.restored,
+            came=work.came,
+        )
         return [(work.peer, saved)]
 
     def _orders(self, work: _Work, do: Literal["save", "check", "load"]) -> Replies:

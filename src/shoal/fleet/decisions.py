@@ -131,6 +131,15 @@ class TableDefined(Decision, frozen=True, kw_only=True, tag="table"):
     entry: TableEntry
 
 
+class ClocksRestored(Decision, frozen=True, kw_only=True, tag="restored"):
+    """The clocks are those of this checkpoint (URL/NAME). `came`: the ranks that have prepared a model since;
+    of the others it says what they are."""
+
+    KEY = "restored"
+    checkpoint: str
+    came: tuple[int, ...] = ()
+
+
 # Of takeovers, and of losses: so many are known, and the oldest give way.
 LOSSES_MAX = 4096
 

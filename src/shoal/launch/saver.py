@@ -7,17 +7,19 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from shoal.checkpoint import manifest as manifest_
+from shoal.checkpoint import states
 from shoal.checkpoint.client import load
 from shoal.checkpoint.place import Place
 from shoal.checkpoint.reload import AGAIN
 from shoal.fleet.local import LocalCluster
 from shoal.launch.lines import LineSplitter
+from shoal.launch.options import JobOptions
 from shoal.launch.records import SaveRecord
 from shoal.launch.worker import how_ended
 from shoal.store.rounds import Rounds
@@ -45,6 +47,19 @@ def go_on(cluster: LocalCluster, url: str, job: Path) -> str | None:
         if manifest_.find(Place(url), name).clocks:  # it is of a job
             write_data_before(job, _data_done(Rounds(client, 0, 1)))
         return name
+
+
+def told_of(options: JobOptions, name: str) -> Iterator[str]:
+    """What a user is told of the checkpoint that a job goes on from."""
+    assert options.checkpoint is not None
+    yield f"going on from checkpoint {name} of {options.checkpoint}"
+    found = manifest_.find(Place(options.checkpoint), name)
+    for why, ranks in states.missing(found, options.workers).items():
+        who = ", ".join(map(str, ranks))
+        yield (
+            f"checkpoint {name} has no state of worker {who} ({why}): what lay there alone begins anew, such "
+            f"as random numbers, buffers and schedulers"
+        )
 
 
 def _data_done(rounds: Rounds) -> DataUse:

@@ -36,7 +36,7 @@ from shoal.launch.health import POLICIES, HealthWatch, Trouble, parse_policies
 from shoal.launch.job_cluster import JobCluster
 from shoal.launch.options import JobOptions
 from shoal.launch.records import JobRecord, WorkerRecord, find_job, make_job_directory
-from shoal.launch.saver import Saver, go_on
+from shoal.launch.saver import Saver, go_on, told_of
 from shoal.launch.screen import LogFile, Screen
 from shoal.launch.signals import Signals, Stopped
 from shoal.launch.verdict import Verdict
@@ -115,9 +115,8 @@ class _Job:
         self._cluster = stack.enter_context(
             LocalCluster(directory=record.path / "cluster", watch=False, **options.cluster)
         )
-        self._restored = None
-        if options.checkpoint is not None:
-            self._restored = go_on(self._cluster, options.checkpoint, record.path)
+        url = options.checkpoint
+        self._restored = None if url is None else go_on(self._cluster, url, record.path)
         signals.raising = False
         logs, keeper = record.path / "logs", stack.enter_context(GuardianProcess())
         self._crew = Crew(logs, screen, self._selector, keeper, self._worker_ended)
@@ -167,7 +166,8 @@ class _Job:
                 f"SHOAL_ADDRESS ({elsewhere}) is not used: a job has servers of its own", "yellow"
             )
         if self._restored is not None:
-            self._screen.note(f"going on from checkpoint {self._restored} of {self._options.checkpoint}")
+            for line in told_of(self._options, self._restored):
+                self._screen.note(line)
         self._start_workers()
         self._screen.note(
             f"job {self._record.name}: {self._options.summary}; logs in {self._record.path / 'logs'}"

@@ -33,6 +33,7 @@ from shoal.store.messages import (
     LoadStore,
     OpenTable,
     SaveStore,
+    StoreSaved,
     TableOpened,
     TensorWritten,
 )
@@ -94,12 +95,16 @@ class _LocalDirectory:
             with self._attended:
                 self.call.end()
 
-    def cut(self, clocks: Sequence[int]) -> tuple[int, ...] | None:
-        """Shards are cut: the workers that were called and are ready; None: it lies within a step."""
+    def cut(self, clocks: Sequence[int]) -> StoreSaved | None:
+        """Shards are cut: what is to be known of the workers, also which are ready of those that were called.
+        None: it lies within a step.
+        """
         with self._attended:
             if self.call.splits_a_step(clocks):
                 return None
-            return self.call.made(clocks) if self.call.news.state == "begins" else ()
+            workers = self.call.made(clocks) if self.call.news.state == "begins" else ()
+            restored, came = self.call.news.restored, self.call.came
+        return StoreSaved(clocks=tuple(clocks), workers=workers, restored=restored, came=came)
 
     def close(self) -> None:
         pass

@@ -4,11 +4,15 @@ A pure state machine, at the coordinator or in an embedded store. A call is know
 worker that asks (`AttendCut`) hears of it, copies its state at the end of each step, and says that it is
 ready. When all are, the cut is made, and clocks say at the end of which step: a worker then writes the copy
 of that step. Nobody waits but who saves.
+
+Who has gone without a word is waited for as well, for a while: a job that is being ended would else have a
+last checkpoint without what the one before it has. Of ranks that have not come since the clocks were taken
+back to a checkpoint, that one says what they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -21,6 +25,8 @@ class CutCall:
     def __init__(self) -> None:
         self.news = CutNews()
         self._attending: dict[int, AttendCut] = {}
+        self._came: set[int] = set()  # since the clocks were taken back
+        self._gone: set[int] = set()  # whose connection has ended, and nobody came in their place
 
     def open(self, url: str, name: str) -> None:
         """A cut is wanted."""
@@ -30,13 +36,21 @@ class CutCall:
         """What a worker is told; it says how far it is."""
         if request.here:
             self._attending[peer] = request
+            self._came.add(request.rank)
+            self._gone.discard(request.rank)
         else:
-            self.left(peer)
+            self._attending.pop(peer, None)
         return self.news
 
-    def left(self, peer: int) -> None:
-        """It is called no more."""
-        self._attending.pop(peer, None)
+    def lost(self, peer: int) -> None:
+        """Its connection has ended."""
+        if (one := self._attending.pop(peer, None)) is not None:
+            self._gone |= {one.rank} - {other.rank for other in self._attending.values()}
+
+    @property
+    def came(self) -> tuple[int, ...]:
+        """The ranks that have prepared a model since the clocks were taken back to a checkpoint."""
+        return tuple(sorted(self._came))
 
     @property
     def missing(self) -> list[int]:
@@ -44,6 +58,16 @@ class CutCall:
         there = self._attending.values()
         stands = any(one.stands for one in there)
         return [one.rank for one in there if one.ready != self.news.name and not (stands and one.waits)]
+
+    @property
+    def gone(self) -> bool:
+        """Whether one has gone without a word, and another may come in its place."""
+        stands = any(one.stands for one in self._attending.values())
+        return bool(self._gone) and not stands  # who comes may wait for the one that saves
+
+    def give_up(self) -> None:
+        """Those are waited for no more."""
+        self._gone.clear()
 
     def splits_a_step(self, clocks: Sequence[int]) -> bool:
         """Whether a cut with these clocks lies within a step that workers make together."""
@@ -58,6 +82,7 @@ class CutCall:
     def made(self, clocks: Sequence[int]) -> tuple[int, ...]:
         """All shards are cut; the ranks whose state is to come."""
         self._become(state="made", clocks=tuple(clocks))
+        self.give_up()
         return tuple(sorted(one.rank for one in self._attending.values() if one.ready == self.news.name))
 
     def end(self) -> None:
@@ -65,9 +90,10 @@ class CutCall:
         if self.news.state != "made":
             self._become(state="")
 
-    def restored(self, checkpoint: str) -> None:
-        """Clocks are those of this checkpoint."""
+    def restored(self, checkpoint: str, came: Iterable[int] = ()) -> None:
+        """Clocks are those of this checkpoint; these have come since."""
         self._become(restored=checkpoint)
+        self._came, self._gone = set(came), set()
 
     def _become(self, **changes: object) -> None:
         self.news = msgspec.structs.replace(self.news, **changes)

@@ -270,12 +270,18 @@ class PartOrder(Reply, frozen=True, kw_only=True, tag="order"):
 
 
 class StoreSaved(Reply, frozen=True, kw_only=True, tag="saved"):
-    """All parts are written. `workers`: the ranks that write their state. `again`: why not, instead."""
+    """All parts are written. `workers`: the ranks that write their state. `again`: why not, instead.
+
+    `restored`: the checkpoint (URL/NAME) that clocks were last taken back to; `came`: the ranks that have
+    prepared a model since.
+    """
 
     parts: tuple[PartInfo, ...] = ()
     clocks: tuple[int, ...] = ()
     shards: int = 0
     workers: tuple[int, ...] = ()
+    restored: str = ""
+    came: tuple[int, ...] = ()
     again: str = ""
 
 

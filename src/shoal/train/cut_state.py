@@ -4,6 +4,9 @@ A thread asks now and then whether a cut is wanted (`shoal.store.cut_call`). Fro
 copies the worker's state at the end of each step, and goes on; only the last few copies are kept: a cut is of
 the clocks of now, or later ones. When it is made the thread writes the copy that was taken at the worker's
 clock in it. So rows and what is written here are of the same step, and no step waits for a checkpoint.
+
+A worker that went on from a checkpoint, and has made no step since, copies nothing: its state is in that one.
+What the script has drawn of random numbers since then is drawn again.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from safetensors.torch import save as to_safetensors
 
 from shoal.checkpoint import states
-from shoal.checkpoint.client import CALL_S
+from shoal.checkpoint.client import CALL_S, find_origin
 from shoal.checkpoint.place import Place
 from shoal.errors import ShoalError
 from shoal.nn.module import table_modules
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
 _log = logging.getLogger("shoal.checkpoint")
+_Copy = dict[str, torch.Tensor]
+_AS_RESTORED: _Copy = {}
 _COPIES_MAX = 8
 # For the thread, to learn which copies are needed no more.
 _GIVE_WAY_S = 0.25
@@ -75,12 +80,17 @@ class CutState:
         self._aligned = worker.strategy is not None and worker.strategy.together
         self._changed = threading.Condition()
         self._call: CutNews | None = None  # that is open
-        self._copies: list[tuple[int, dict[str, torch.Tensor]]] = []  # by clock
+        self._copies: list[tuple[int, _Copy]] = []  # by clock
+        taken = worker.taken_back
+        self._restored = taken.checkpoint if taken is not None and taken.own else ""
+        self._stood = worker.clock, worker.steps_made  # when that was taken back
         self._until = 0.0
         self.stands = False  # the script's thread saves, and goes on when that is done
         self._within: float | None = None  # a step, since when
         self._seen = ""  # the name of the last call
         self._closed = False
+        with suppress(ShoalError):  # before its first step: from then on it is no more what was restored
+            self._attend()
         worker.waits.interrupt(lambda rests: self.boundary() if rests else None, _GIVE_WAY_S)
         self._thread = threading.Thread(target=self._run, name="shoal-cut-state", daemon=True)
         self._thread.start()
@@ -94,13 +104,25 @@ class CutState:
         worker, self._within = self._worker, None
         if self._call is None or worker.strategy is None or not worker.strategy.between_steps:
             return
-        taken = worker.clock, copied(_state(worker))
+        taken = worker.clock, self._copy()
         with self._changed:
             self._copies = [*(one for one in self._copies if one[0] != taken[0]), taken]
             self._changed.notify_all()
             room = lambda: len(self._copies) <= _COPIES_MAX or self._call is None  # noqa: E731
             self._changed.wait_for(room, _GIVE_WAY_S)
             del self._copies[:-_COPIES_MAX]
+
+    @property
+    def _unmoved(self) -> bool:
+        """Whether it is still what the checkpoint says that it went on from."""
+        return bool(self._restored) and (self._worker.clock, self._worker.steps_made) == self._stood
+
+    def loaded(self) -> None:
+        """It was made what another checkpoint says."""
+        self._restored = ""
+
+    def _copy(self) -> _Copy:
+        return _AS_RESTORED if self._unmoved else copied(_state(self._worker))
 
     def close(self) -> None:
         """The worker leaves. A cut that is being made still gets its state, and so does the job's last."""
@@ -114,7 +136,7 @@ class CutState:
         self._thread.join(_CLOSE_S)
         left = None if self._worker.job is None else left_path(self._worker.job)
         if left is not None and left.is_dir():
-            self._write(Place(str(left)), "", self._worker.clock, copied(_state(self._worker)))
+            self._write(Place(str(left)), "", self._worker.clock, self._copy())
 
     def _run(self) -> None:
         while not self._closed and not self._worker.client.closed:
@@ -134,8 +156,10 @@ class CutState:
         news = self._attend(ready="" if call is None or newest is None else call.name)
         if call is None or news.name != call.name:
             if news.name != self._seen and news.state in ("called", "begins"):
+                clock = self._worker.clock
                 with self._changed:
-                    self._call, self._copies, self._seen = news, [], news.name
+                    self._call, self._seen = news, news.name
+                    self._copies = [(clock, _AS_RESTORED)] if self._unmoved else []
             elif call is not None:
                 self._end()
         elif news.state == "":
@@ -158,11 +182,18 @@ class CutState:
         self._write(Place(news.url), news.name, clock, found)
         self._end()
 
-    def _write(self, place: Place, name: str, clock: int, found: dict[str, torch.Tensor] | None) -> None:
+    def _write(self, place: Place, name: str, clock: int, found: _Copy | None) -> None:
         rank = self._worker.rank
-        why = "" if found is not None else f"it has no copy of its state at the end of step {clock}"
         try:
-            states.write(place, name, rank, clock, None if found is None else to_safetensors(found), why)
+            if found is None:
+                why = f"it has no copy of its state at the end of step {clock}"
+                states.write(place, name, rank, clock, None, why)
+            elif found is not _AS_RESTORED:
+                states.write(place, name, rank, clock, to_safetensors(found))
+            elif (origin := find_origin(self._restored)) is not None:
+                origin.carry(place, name, rank, clock)
+            else:
+                states.write(place, name, rank, clock, None, f"checkpoint {self._restored} is gone")
         except ShoalError as error:
             _log.warning("worker %d: its state is not in checkpoint %s: %s", rank, name, error)
 

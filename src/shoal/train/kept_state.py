@@ -37,15 +37,16 @@ class KeptState(dict[str, Any]):
         except TypeError as error:
             raise BadInput(f"worker.state holds what JSON cannot hold: {error}") from None
         if now != self._kept:
-            self._board.post(_TOPIC, now.decode())
+            self.board.post(_TOPIC, now.decode())
             self._kept = now
 
     def bring_back(self) -> None:
         """Make it what was sent last by whoever had this rank, in the job or in the checkpoint."""
-        self._kept = (self._board.text(self._worker.rank, _TOPIC) or "{}").encode()
+        self._kept = (self.board.text(self._worker.rank, _TOPIC) or "{}").encode()
         self.clear()
         self.update(msgspec.json.decode(self._kept))
 
     @cached_property
-    def _board(self) -> Noticeboard:
+    def board(self) -> Noticeboard:
+        """The worker's, also where it is alone."""
         return self._worker.board or Noticeboard(self._worker.client, self._worker.rank)

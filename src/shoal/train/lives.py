@@ -92,8 +92,11 @@ class Lives:
         )
 
     def _begin(self, worker: Worker) -> None:
+        before = worker.step
         worker.step = worker.rounds.open(**worker.policy.core_spec(worker.world_size), back=True)
         self.void = worker.draws
+        # The script moves them with the void step, too.
+        worker.schedules.missed(worker.step - before - self.void)
         worker.lose_share()
         self._growths = worker.rounds.growths
         for passes in worker.passes:

@@ -100,6 +100,9 @@ class Passes:
         # Who replaces a worker that died does not train again what is done.
         first, done = worker.rounds.go_on(self._first)
         self.begins = first - self._first
+        self.done = len(done)  # units of that pass that were done in this rank
+        if isinstance(self._by_word, LeasedLedger):
+            self.done = worker.rounds.report(first)["by_rank"].get(rank, 0)
         self.loader.set_start(self.begins, done)
         for epoch in range(self._first, first):
             worker.usage.ends(epoch, self.loader.samples)
@@ -160,6 +163,9 @@ class Passes:
         if worker.taken_back is not None:  # what the script has drawn since is drawn anew
             worker.taken_back.random()
             worker.taken_back = None
+        number = self._first // PASSES_A_LOADER
+        trains = self._trains or worker.trains()
+        worker.schedules.begins(number, epoch, first=self.begins, done=self.done, trains=trains)
         worker.between_steps()
         return cuts
 
@@ -390,6 +396,7 @@ class Passes:
         return True
 
     def _on_pass(self, epoch: int) -> bool:
+        self._worker.schedules.ends(self._first // PASSES_A_LOADER)
         if self.loader.stream_batches is not None:  # nothing of it is in the ledger
             while not self._end(self._worker.rank, epoch):
                 pass
@@ -399,6 +406,7 @@ class Passes:
 
     def _on_break(self, epoch: int) -> None:
         self._broken = epoch
+        self._worker.schedules.ends(self._first // PASSES_A_LOADER)
         self._worker.usage.breaks(self._first + epoch)
         self._is_done()
         self._worker.leaves_loop()
@@ -444,6 +452,7 @@ class Passes:
         """Others have made steps while this worker waited at the end, and it takes part again."""
         worker = self._worker
         assert worker.strategy is not None
+        worker.schedules.rested(step - worker.step)
         worker.goes_on(step)
         worker.strategy.rested()
         worker.lives.follow_growth()

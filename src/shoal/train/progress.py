@@ -128,8 +128,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     # Of the whole job, by worker 0.
     data: DataUse | None = None
-    # How far each scheduler has moved that was prepared.
-    schedules: tuple[int, ...] = ()
     pid: int = 0
     # Seconds since 1970: when the worker joined, and when this was true.
     joined: float = 0.0
@@ -137,7 +135,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FIELDS = frozenset(Progress.__struct_fields__) - {"rank", "pid", "joined", "time", "samples_per_s"}
-_KEPT = ("step", "clock", "samples", "ended", "open", "data", "schedules", "empty_steps")
+_KEPT = ("step", "clock", "samples", "ended", "open", "data", "empty_steps")
 _DECODER = msgspec.json.Decoder(Progress)
 
 

@@ -34,7 +34,7 @@ class TakenBack:
     """The state of a worker in a checkpoint. Not `own`: another's, of which only the model is taken."""
 
     def __init__(self, checkpoint: str, state: dict[str, Any], own: bool) -> None:
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self.word: str = state["word"]
         self.own = own
         steps, schedules = state["made"]
@@ -54,7 +54,7 @@ class TakenBack:
         there: list[Any] = self._state["stepped"]
         if strategy.alone and strategy.stepped[since:] and not any(one["values"] for one in there):
             raise Mismatch(
-                f"checkpoint {self._checkpoint} was made under {self.word}, where the model lies at the "
+                f"checkpoint {self.checkpoint} was made under {self.word}, where the model lies at the "
                 f"servers; under {worker.policy} it lies on the workers. Go on under {self.word}"
             )
         if there and (strategy.alone or (self.own and self.word == str(worker.policy))):
@@ -75,9 +75,11 @@ def _read(worker: Worker, checkpoint: str) -> TakenBack | None:
     """What this worker takes from a checkpoint (URL/NAME): its own state, or that of the lowest rank."""
     place, name = split(checkpoint)
     assert name is not None
-    found = states.read(place, name, worker.rank)
+    home = worker.policy.dense_home
+    common = home == "shared" or (home == "peers" and worker.policy.clock.meets)
+    found = states.read(place, name, worker.rank, common=common)
     if found is None:
-        if worker.policy.dense_home in ("peers", "shared"):
+        if home in ("peers", "shared"):
             raise Refused(
                 f"checkpoint {checkpoint} has no state of any worker, and under {worker.policy} the model "
                 f"lies there; it was saved by client.save, or by an earlier release"
@@ -162,6 +164,8 @@ def save(worker: Worker, url: str) -> str:
 
 def load(worker: Worker, url: str) -> str:
     """See `Worker.load`."""
+    if worker.cut_state is not None:
+        worker.cut_state.loaded()
     name = worker.client.load(url) if worker.rank == 0 else ""
     if worker.board is not None:
         if worker.rank == 0:

@@ -114,14 +114,13 @@ class Worker:
         self._taken: Share | None = None  # by the last step, if anything is known of it
         self._sources: set[Passes] = set()  # of what it was made of
         self._left = False  # whether the loop that drew was left by a `break`
-        before = self.progress.value  # of an earlier life, with its clock
-        pace = self.step / before.clock if before.clock else 1.0
-        self.schedules = Schedules([round(moved * pace) for moved in before.schedules])
-        if self.taken_back is not None and self.taken_back.own:
-            self.steps_made, self.schedules = self.taken_back.made
-        self._steps_before = self.steps_made - before.step  # of the job before: not told of by this one
-        self._staleness_at = monotonic()
-        self.lives = Lives(self)
+        self.schedules = Schedules()
+        if self.taken_back is not None:
+            made, self.schedules = self.taken_back.made
+            self.steps_made = made if self.taken_back.own else self.steps_made
+        self.schedules.joins(self)
+        self._steps_before = self.steps_made - self.progress.value.step  # of the job before: not told of
+        self._staleness_at, self.lives = monotonic(), Lives(self)
 
     # What scripts call.
 
@@ -152,6 +151,7 @@ class Worker:
             passes.loader.set_epoch(max(self.epoch, passes.loader.epoch))
         while self.epoch < count:
             now = self.epoch
+            self.schedules.gives(now)
             yield now
             if self.epoch == now:
                 self.epoch += 1
@@ -290,6 +290,7 @@ class Worker:
         if self._left:
             self._drawn, self._left = [], False
         self.lives.drew()
+        self.schedules.drew()
         self._drawn.append(drawn)
 
     def leaves_loop(self) -> None:
@@ -429,7 +430,6 @@ class Worker:
             seen = self.rounds.state()["staleness"]
             known["staleness"] = seen["sum"] / seen["count"] if seen["count"] else None
         known["waited_s"] = self.waited_s
-        known["schedules"] = self.schedules.moved()
         self.progress.update(**known, **self.usage.known, epoch=self.epoch, state="training", waiting_for=())
 
     def resized(self, workers: int) -> None:
