@@ -175,6 +175,8 @@ bool SyncShard::decode(std::span<const std::byte> in) {
       // Nobody is answered here, but what it waits for lets it go on here too.
       if (image.parked_verb != 0)
         member.parked.emplace(Parked{static_cast<SyncVerb>(image.parked_verb), image.parked_step, {}});
+    } else if (i >= anew.config_.workers) {
+      member.phase = Phase::left;  // the job had become smaller: nobody waits for it
     }
   }
   for (uint64_t i = 0; i < numbers[6]; ++i) {
@@ -197,6 +199,8 @@ bool SyncShard::decode(std::span<const std::byte> in) {
     pass.opened = head[1];
     pass.workers = static_cast<uint32_t>(head[2]);
     pass.split = (head[2] & kSplitPass) != 0;
+    for (uint32_t rank = anew.config_.workers; !live && rank < pass.workers && rank < numbers[1]; ++rank)
+      if (!anew.is_over(head[0])) pass.ledger.abandon(rank);
     anew.passes_.insert_or_assign(head[0], std::move(pass));
   }
   if (!in.empty()) return false;

@@ -78,6 +78,18 @@ TEST(another_number_of_workers_goes_on_with_the_pass_as_it_was_cut) {
   CHECK(job.ask(SyncVerb::open, 0, 0, 0, {}, 3)[0].reply.status.code() == Code::mismatch);
 }
 
+TEST(nobody_waits_for_those_that_a_smaller_job_had_let_go) {
+  Job before;
+  for (const uint32_t rank : {0u, 1u}) before.ask(SyncVerb::open, rank);
+  before.ask(SyncVerb::ledger_open, 0, kStatic, kUnits);
+  before.ask(SyncVerb::advance, 0, 0, 0, {{0, 0}});
+  before.ask(SyncVerb::resize, 0, 0, 0, {}, 1);  // rank 1 is about to leave
+  Job job = restored(before);
+  const auto opened = job.ask(SyncVerb::open, 0, 0, 0, {}, 1);
+  CHECK(opened.size() == 1 && opened[0].reply.step == 1);
+  CHECK((job.ask(SyncVerb::lease, 0, 0, 2)[0].reply.numbers == std::vector<uint64_t>{1, 2, 3, 4}));
+}
+
 TEST(what_was_leased_is_leased_again) {
   Job job;
   for (const uint32_t rank : {0u, 1u}) job.ask(SyncVerb::open, rank, 0, 0, {}, 2, Take::each);
