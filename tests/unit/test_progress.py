@@ -98,6 +98,19 @@ def test_a_file_that_is_not_ours_counts_as_none(job: Path, text: str) -> None:
     assert read_progress(progress_path(job, 0)) is None
 
 
+def test_speed_is_over_all_lives_of_a_rank(job: Path) -> None:
+    first = ProgressReport(job, rank=0)
+    first.update(samples=100)
+    first.close()
+    again = ProgressReport(job, rank=0)  # whose time is short, and whose samples are those of both
+    again.close()
+    assert again.value.began == first.value.joined < again.value.joined
+    board = Board(job, 1)
+    board.refresh()
+    seconds = again.value.time - first.value.joined
+    assert board.counters()["samples_per_s_mean"] == pytest.approx(100 / seconds)
+
+
 def test_the_board_counts_over_workers(job: Path) -> None:
     board = Board(job, 3)
     assert not board.refresh()

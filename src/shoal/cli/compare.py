@@ -15,6 +15,7 @@ from shoal.compare.plot import draw, write_png
 from shoal.compare.run import Run
 from shoal.compare.runner import Stopped, run_all
 from shoal.compare.table import figures, summary, table
+from shoal.config import counted
 from shoal.errors import BadInput
 
 _CODE_FAILED, _CODE_MISUSE = 1, 2
@@ -86,7 +87,8 @@ def _show(options: CompareOptions, runs: list[Run], json: Path | None, notes: Co
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH)
     console.print(table(runs, columns))
-    seeds = f"median of {options.seeds} seeds, least to greatest, difference from {options.words[0]}"
+    seeds = counted(options.seeds, "seed")
+    seeds = f"median of {seeds}, least to greatest, difference from {options.words[0]}"
     why = "the intervals overlap" if options.seeds > 1 else "one seed shows none"
     console.print(f"{seeds}; 'not shown': {why}", style="dim", markup=False)
     console.print(draw(runs, metric, options.target, width=min(console.width, _PLOT_WIDTH_MAX)))

@@ -143,8 +143,9 @@ class Board:
         reports, here = self._progress, self._here
         clocks = [report.clock for report in here]
         steps = [report.step for report in here]
-        joined = min((report.joined for report in reports), default=0.0)
-        seconds = max((report.time for report in reports), default=0.0) - joined
+        # Samples are counted over all lives of a rank, and so is time.
+        began = min((report.began or report.joined for report in reports), default=0.0)
+        seconds = max((report.time for report in reports), default=0.0) - began
         samples = self.samples
         return {
             "samples": samples,

@@ -129,12 +129,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     # Of the whole job, by worker 0.
     data: DataUse | None = None
     pid: int = 0
-    # Seconds since 1970: when the worker joined, and when this was true.
+    # Seconds since 1970: when the first life of its rank joined, when this one did, and when this was true.
+    began: float = 0.0
     joined: float = 0.0
     time: float = 0.0
 
 
-_FIELDS = frozenset(Progress.__struct_fields__) - {"rank", "pid", "joined", "time", "samples_per_s"}
+_FIELDS = frozenset(Progress.__struct_fields__) - {"rank", "pid", "began", "joined", "time", "samples_per_s"}
 _KEPT = ("step", "clock", "samples", "ended", "open", "data", "empty_steps")
 _DECODER = msgspec.json.Decoder(Progress)
 
@@ -197,7 +198,8 @@ class ProgressReport:
             data = _read_data_before(job) if job is not None and rank == 0 else None
             before = Progress(rank=rank, data=data)
         kept = {name: getattr(before, name) for name in _KEPT}
-        self._value = Progress(rank=rank, pid=os.getpid(), joined=now, time=now, **kept)
+        began = before.began or now
+        self._value = Progress(rank=rank, pid=os.getpid(), began=began, joined=now, time=now, **kept)
         self._history = deque([(now, self._value.samples)])  # times and samples as they were written
         self._changed = threading.Condition()
         self._dirty = False
