@@ -61,9 +61,12 @@ class Job:
     def grow(self, size: int) -> None:
         """Others come, and wait for a part; called by a worker that is in a step."""
         before, rounds = self.size, Rounds(self.client, 0, size)
+        deadline = monotonic() + JOIN_S
+        while "absent" in rounds.state()["phases"]:  # that one is told of the first size, and has yet to join
+            assert monotonic() < deadline, rounds.state()
+            sleep(0.01)
         rounds.open(**parse(self.word).core_spec(size), resize=True)
         self.start(size)
-        deadline = monotonic() + JOIN_S
         waiting = {"at_end"} if self.word == "bsp" else {"working", "waiting", "at_end"}
         while not set(rounds.state()["phases"][before:]) <= waiting and not self.errors:
             assert monotonic() < deadline, rounds.state()
