@@ -31,7 +31,7 @@ struct MemberImage {
   uint64_t client, finished, dropped_next, number, epoch, parked_step;
   uint32_t incarnation, phase;
   uint32_t parked_verb;  // 0: it does not wait
-  uint32_t unused;
+  uint32_t to_come;
 };
 
 }  // namespace
@@ -127,7 +127,7 @@ std::vector<std::byte> SyncShard::encode(bool live) const {
                             member.incarnation,
                             static_cast<uint32_t>(member.phase),
                             member.parked ? static_cast<uint32_t>(member.parked->verb) : 0,
-                            0};
+                            member.to_come ? 1u : 0u};
     pack(out, &image, 1);
   }
   for (const Contribution& one : contributions_) pack(out, &one, 1);
@@ -164,11 +164,12 @@ bool SyncShard::decode(std::span<const std::byte> in) {
     MemberImage image{};
     if (!unpack(in, image) || image.phase > static_cast<uint32_t>(Phase::away)) return false;
     Member& member = anew.members_.emplace_back();
-    member.client = image.client;
-    member.incarnation = image.incarnation;
     member.finished = image.finished;
     member.dropped_next = image.dropped_next;
     if (live) {
+      member.client = image.client;
+      member.incarnation = image.incarnation;
+      member.to_come = image.to_come != 0;
       member.phase = static_cast<Phase>(image.phase);
       member.number = image.number;
       member.epoch = image.epoch;

@@ -52,7 +52,7 @@ Status SyncShard::ledger_open(const SyncRequest& request, SyncReply& reply) {
 uint32_t SyncShard::have_come() const {
   uint32_t workers = config_.workers;
   const auto is_to_come = [this](const Member& member) {
-    return member.phase == Phase::gone && member.client == 0 && !SHOAL_MUTANT(cut_for_absent);
+    return member.phase == Phase::gone && member.to_come && !SHOAL_MUTANT(cut_for_absent);
   };
   while (workers > 1 && is_to_come(members_[workers - 1])) --workers;
   return workers;

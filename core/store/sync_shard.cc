@@ -144,6 +144,7 @@ Status SyncShard::open(const SyncRequest& request) {
   }
   member.client = request.client;
   member.incarnation = request.incarnation;
+  member.to_come = false;
   enter(member, Phase::working);
   return {};
 }
@@ -201,7 +202,10 @@ Status SyncShard::resize(const SyncRequest& request) {
   const uint32_t before = config_.workers;
   config_ = request.config;
   if (members_.size() < config_.workers) members_.resize(config_.workers);
-  for (uint32_t rank = before; rank < config_.workers; ++rank) enter(members_[rank], Phase::gone);
+  for (uint32_t rank = before; rank < config_.workers; ++rank) {
+    enter(members_[rank], Phase::gone);
+    members_[rank].to_come = true;
+  }
   for (size_t rank = config_.workers; rank < members_.size(); ++rank) {
     Phase& phase = members_[rank].phase;
     if (phase == Phase::gone || phase == Phase::away || phase == Phase::absent)

@@ -69,6 +69,7 @@ class SyncShard {
   };
   struct Member {
     Phase phase = Phase::absent;
+    bool to_come = false;  // the job has grown, and its worker is still starting
     double since = 0.0;
     uint64_t client = 0;
     uint32_t incarnation = 0;

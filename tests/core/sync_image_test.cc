@@ -90,6 +90,14 @@ TEST(nobody_waits_for_those_that_a_smaller_job_had_let_go) {
   CHECK((job.ask(SyncVerb::lease, 0, 0, 2)[0].reply.numbers == std::vector<uint64_t>{1, 2, 3, 4}));
 }
 
+TEST(a_job_that_goes_on_may_change_its_size_before_all_have_joined) {
+  Job job = restored(halfway());
+  job.ask(SyncVerb::open, 0, kBack);
+  job.ask(SyncVerb::resize, 0, 0, 0, {}, 4);
+  const auto late = job.ask(SyncVerb::open, 1, kBack);  // it was told of two
+  CHECK(!late.empty() && late[0].reply.status.ok());
+}
+
 TEST(what_was_leased_is_leased_again) {
   Job job;
   for (const uint32_t rank : {0u, 1u}) job.ask(SyncVerb::open, rank, 0, 0, {}, 2, Take::each);

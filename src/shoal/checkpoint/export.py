@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from contextlib import suppress
-from errno import EISDIR
+from errno import EINVAL, EISDIR
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,17 @@ def export(place: Place, manifest: Manifest, path: Path) -> dict[str, tuple[int,
     What no trained model holds goes by its own name: a table as NAME.keys and NAME.values, a tensor as NAME.
     All of it is in memory at once. Optimizer state stays behind.
     """
-    half = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    whole = path.resolve()  # a link stays one
+    half = whole.with_name(f".{whole.name}.{secrets.token_hex(4)}")
     try:
         if path.is_dir():
             raise IsADirectoryError(EISDIR, "it is a directory")
+        if path.exists() and not path.is_file():
+            raise OSError(EINVAL, "it is no ordinary file")
         half.touch()  # before anything is read, which may be a lot
         found = _values(place, manifest)
         save_file(found, half)
-        half.replace(path)
+        half.replace(whole)
     except (OSError, SafetensorError) as error:
         raise BadInput(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
     finally:

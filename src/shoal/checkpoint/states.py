@@ -111,10 +111,11 @@ def collect(
             found[rank] = WorkerState(rank=rank, clock=clock, why=LEFT)
         else:
             found[rank] = WorkerState(rank=rank, clock=clock, why="it was at the end of no step in time")
-    if origin is not None and all(state.since for state in found.values()):
+    if origin is not None and found and all(state.since for state in found.values()):
         # Nobody has made a step: that the job has fewer workers now may be a mistake.
-        for old in origin.manifest.workers[len(cut.clocks) :]:
-            found[old.rank] = origin.carry(place, name, old.rank, old.clock)
+        for old in origin.manifest.workers:
+            if old.rank >= len(cut.clocks):
+                found[old.rank] = origin.carry(place, name, old.rank, old.clock)
     return tuple(state for _, state in sorted(found.items()))
 
 

@@ -47,6 +47,8 @@ class Group(Protocol):
     version: int = 0
     stepping: bool = False
     summed: bool = False
+    # Its worker is at the end of its script, and makes no steps with the others any more.
+    staying: bool = False
 
     def sum_(self, values: torch.Tensor) -> None:
         """Replace `values` by the sum over all members."""
@@ -163,6 +165,7 @@ class _Aside:
                 future.set_result(call())
             except BaseException as error:  # noqa: BLE001  # it is raised to who waits
                 future.set_exception(error)
+            del future, call  # with the values that were sent
 
 
 _aside = cache(_Aside)

@@ -207,7 +207,7 @@ class CutState:
         request = AttendCut(
             rank=self._worker.rank,
             ready=ready,
-            aligned=self._aligned,
+            aligned=self._aligned and not self._worker.group.staying,
             stands=self.stands,
             waits=within is not None and monotonic() > within + _WAITS_S,
             here=here,

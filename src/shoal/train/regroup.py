@@ -33,7 +33,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shoal.collective.group import Broken, GlooGroup, Group, Lone
-from shoal.errors import Fenced, Timeout, Unavailable
+from shoal.errors import Fenced, ShoalError, Timeout, Unavailable
 from shoal.train.noticeboard import Noticeboard
 from shoal.train.state_bytes import from_bytes, to_bytes
 from shoal.train.waits import doing
@@ -200,22 +200,28 @@ class Regroup(Group):
         if sys.exc_info()[0] is not None:
             return  # the script has failed, and the job ends for it
         worker, until = self._worker, inf
+        missing: list[int] = []
+        self.staying = True
         try:
             while self._since and monotonic() < until:
                 number, _ = worker.rounds.resume(_LAST)
-                worker.waits.end_of_pass(number, "the script")
-                seen = self._see()
+                ended = worker.waits.end_of_pass(number, "the script")
+                assert ended is not None, "a barrier has no units that could be late"
+                worker.goes_on(ended[0])  # a barrier sets clocks, and a checkpoint's copies go by them
+                worker.between_steps()
+                before, seen = missing, self._see()
                 missing = seen.coming()
                 if not missing:
                     return
-                until = min(until, monotonic() + _COMES_S)
+                if missing != before:  # each has its minute
+                    until = monotonic() + _COMES_S
                 worker.progress.update(state="waiting", waiting_for=tuple(missing))
                 if seen.want(self._number):
                     self.reform(rests=True)
                 sleep(_LOOK_EVERY_S)
         except Fenced:
             return  # another has its place
-        except Timeout as error:
+        except ShoalError as error:  # whoever comes now finds out by itself; leaving goes on
             _log.warning("worker %d leaves though others are at work: %s", worker.rank, error)
 
     # While others are waited for.
@@ -372,9 +378,10 @@ class Regroup(Group):
     def _has_begun(self) -> bool:
         """Whether somebody has trained, who had the model: this worker begins behind the first step."""
         worker = self._worker
-        # Where there are no rounds, one that is replaced begins a step later, whether or not it made it.
+        # Where there are no rounds, each life begins a step later, whether or not the one before made it.
         rounds = worker.policy.core_spec(worker.world_size)["take"] == "round"
-        return worker.progress.value.clock > 0 or worker.step > (0 if rounds else 1)
+        lives = 0 if rounds else worker.client.incarnation - 1
+        return worker.progress.value.clock > 0 or worker.step > lives
 
     def _catch_up(self, group: Group, told: list[list[Any]], at: int) -> None:
         """Whoever is behind copies the state of the first of those who are farthest."""

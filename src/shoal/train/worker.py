@@ -269,7 +269,7 @@ class Worker:
         return load(self, url)
 
     def close(self, *, tells: bool = True) -> None:
-        """Leave the job: others wait no more for this worker, if it `tells` them."""
+        """Leave the job, under `allreduce` and `gossip` with the others; nobody waits for who `tells` so."""
         if not self.client.closed:
             if tells:
                 self.group.stay()
