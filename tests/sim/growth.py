@@ -25,7 +25,6 @@ from .passes import (
     PASS_END,
     PASSES,
     RESUME,
-    STATIC,
     TAKE_EACH,
     Life,
     PassClient,
@@ -189,14 +188,8 @@ class GrowingClient(PassClient):
         self._follows = True
         self._do(RESUME, epoch=self._epoch)
 
-    def _begin_pass(self, epoch: int, done: set[int]) -> None:
-        if epoch >= PASSES:
-            super()._begin_pass(epoch, done)
-            return
-        self._epoch, self._own, self._reached = epoch, done, epoch
-        shape = self.world.shape
-        how = STATIC * shape.static + SPLIT * shape.split
-        self._do(LEDGER_OPEN, step=how, epoch=epoch, count=shape.units)
+    def _how(self) -> int:
+        return super()._how() + SPLIT * self.world.shape.split
 
     def _give_own(self, workers: int) -> None:
         static = self.world.shape.static

@@ -225,8 +225,11 @@ class PassClient(RoundClient):
                 self._epoch = unheard[0]
                 self._do(REPORT, epoch=self._epoch)
             return
-        shape = self.world.shape
-        self._do(LEDGER_OPEN, step=STATIC * shape.static, epoch=epoch, count=shape.units)
+        self._do(LEDGER_OPEN, step=self._how(), epoch=epoch, count=self.world.shape.units)
+
+    def _how(self) -> int:
+        """How a pass is handed out."""
+        return STATIC * self.world.shape.static
 
     def _give_own(self, workers: int) -> None:
         shape = self.world.shape

@@ -176,15 +176,21 @@ def places(death: tuple[int, int]) -> tuple[int, int]:
     return divmod(death[0] * BATCHES + death[1], BATCHES)
 
 
+# Where the script has moved nothing yet behind a pass, nobody knows what it will do in some cases.
+KNOWN = [
+    (case, place)
+    for case in range(len(CASES) + len(UNKNOWN))
+    for place in DEATHS
+    if case < len(CASES) or place not in BEHIND
+]
+
+
 @pytest.mark.parametrize("loop", ["epochs", "range"])
-@pytest.mark.parametrize("death", DEATHS)
-@pytest.mark.parametrize("case", range(len(CASES) + len(UNKNOWN)))
+@pytest.mark.parametrize(("case", "death"), KNOWN)
 def test_a_later_life_goes_on_where_the_earlier_ones_were(
     case: int, death: tuple[int, int], loop: str
 ) -> None:
     make, script = [*CASES, *UNKNOWN][case]
-    if case >= len(CASES) and death in BEHIND:
-        pytest.skip("nobody knows")
     whole, board = undisturbed(make, script), Board()
     again = (4, 1)
     found = Life(make, board).begin().run(script, loop, death)
@@ -194,12 +200,9 @@ def test_a_later_life_goes_on_where_the_earlier_ones_were(
 
 
 @pytest.mark.parametrize("loop", ["epochs", "range"])
-@pytest.mark.parametrize("cut", DEATHS)
-@pytest.mark.parametrize("case", range(len(CASES) + len(UNKNOWN)))
+@pytest.mark.parametrize(("case", "cut"), KNOWN)
 def test_a_job_that_goes_on_from_a_checkpoint(case: int, cut: tuple[int, int], loop: str) -> None:
     make, script = [*CASES, *UNKNOWN][case]
-    if case >= len(CASES) and cut in BEHIND:
-        pytest.skip("nobody knows")
     whole, first = undisturbed(make, script), Life(make, Board()).begin()
     found = first.run(script, loop, cut)
     told = json.loads(json.dumps(first.schedules.due()))
