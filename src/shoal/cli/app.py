@@ -104,7 +104,9 @@ def run(
     on: Annotated[str, typer.Option(help="Where processes run: local, on this machine.")] = "local",
     seed: Annotated[int, typer.Option(help="Of initial values and the order of data.")] = 0,
     straggler: _Straggler = "",
-    max_restarts: Annotated[int, typer.Option(help="Processes that die are replaced, so many in all.")] = 3,
+    max_restarts: Annotated[
+        int, typer.Option(help="Workers and servers that die are replaced, so many in all.")
+    ] = 3,
     on_trouble: _OnTrouble = "",
     autoscale: Annotated[
         str,
