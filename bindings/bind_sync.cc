@@ -121,6 +121,13 @@ Ranges lease(const PyClientPtr& self, uint32_t rank, uint64_t epoch, uint64_t wa
   return ranges_of(ask(self, std::move(request), timeout_s).reply);
 }
 
+std::vector<uint64_t> keep_units(const PyClientPtr& self, uint32_t rank, uint64_t epoch,
+                                 const std::vector<uint64_t>& units, double timeout_s) {
+  SyncRequest request = request_of(SyncVerb::keep, rank, epoch);
+  for (const uint64_t unit : units) request.units.push_back({epoch, unit});
+  return ask(self, std::move(request), timeout_s).reply.numbers;
+}
+
 std::pair<uint64_t, std::vector<uint64_t>> resume(const PyClientPtr& self, uint32_t rank, uint64_t epoch,
                                                   double timeout_s) {
   const SyncReply reply = ask(self, request_of(SyncVerb::resume, rank, epoch), timeout_s).reply;
@@ -164,6 +171,7 @@ void bind_sync(nb::class_<PyClient>& c) {
       nb::kw_only(), "epoch"_a, "units"_a, "split"_a = false, "fixed"_a = false, "several_steps"_a = false,
       "timeout_s"_a);
   c.def("lease", &lease, nb::kw_only(), "rank"_a, "epoch"_a, "want"_a, "overdue"_a = false, "timeout_s"_a);
+  c.def("keep_units", &keep_units, nb::kw_only(), "rank"_a, "epoch"_a, "units"_a, "timeout_s"_a);
   c.def(
       "pass_end",
       [](const PyClientPtr& self, uint32_t rank, uint64_t epoch, uint64_t growths, double timeout_s) {

@@ -99,10 +99,30 @@ bool WorkLedger::decode(std::span<const std::byte>& in) {
 std::vector<uint64_t> SyncShard::clocks() const {
   std::vector<uint64_t> clocks;
   for (const Member& member : members_) clocks.push_back(member.finished);
+  if (takes_back())
+    for (const Contribution& one : contributions_) clocks[one.entry.rank] = one.entry.step;
   return clocks;
 }
 
+// Where several steps are made with a batch, what some have handed in for a round that is open is no part of
+// a checkpoint: it may be the first step of a batch, whose others would never be made.
+void SyncShard::take_back() {
+  for (const Contribution& one : contributions_) {
+    Member& member = members_[one.entry.rank];
+    member.finished = one.entry.step;
+    for (const UnitName& name : member.named)
+      if (const auto it = passes_.find(name.epoch); it != passes_.end())
+        it->second.ledger.undo(one.entry.rank, name.unit);
+  }
+  contributions_.clear();
+}
+
 std::vector<std::byte> SyncShard::encode(bool live) const {
+  if (!live && takes_back() && !contributions_.empty()) {
+    SyncShard whole = *this;
+    whole.take_back();
+    return whole.encode(live);
+  }
   std::vector<std::byte> out;
   pack(out, &config_, 1);
   // Barriers of a life that is over are nobody's.
@@ -129,6 +149,7 @@ std::vector<std::byte> SyncShard::encode(bool live) const {
                             member.parked ? static_cast<uint32_t>(member.parked->verb) : 0,
                             member.to_come ? 1u : 0u};
     pack(out, &image, 1);
+    if (live) pack_all(out, member.named);
   }
   for (const Contribution& one : contributions_) pack(out, &one, 1);
   for (const Commit& commit : commits_) encode_commit(commit, out);
@@ -166,6 +187,7 @@ bool SyncShard::decode(std::span<const std::byte> in) {
     Member& member = anew.members_.emplace_back();
     member.finished = image.finished;
     member.dropped_next = image.dropped_next;
+    if (live && !unpack_all(in, member.named)) return false;
     if (live) {
       member.client = image.client;
       member.incarnation = image.incarnation;

@@ -22,6 +22,7 @@ enum class SyncVerb : uint32_t {
   report = 8,       // what became of the units of a pass
   resume = 9,   // the first pass from `epoch` on that is not over; what of it is done of a rank's own units
   resize = 10,  // the job goes on with the workers of `config`
+  keep = 11,    // which of `units`, of the pass `epoch`, are still leased to me? Nobody takes those over
 };
 
 // Which contributions make an update.
@@ -73,7 +74,7 @@ struct SyncAsk {
 static_assert(sizeof(SyncAsk) == 88);
 
 struct SyncRequest : SyncAsk {
-  std::vector<UnitName> units;  // advance: done in this step
+  std::vector<UnitName> units;  // advance: done in this step; keep: asked about
   // Whose it is: not part of the message but of the connection it came by.
   uint64_t client = 0;
   uint32_t incarnation = 0;

@@ -60,7 +60,7 @@ Status SyncShard::check(const SyncRequest& request) const {
   if (!std::isfinite(request.weight) || request.weight < 0.0f || !(request.clip >= 0.0f))
     return {Code::bad_input, "weight and clip are numbers >= 0"};
   const bool acts = request.verb == SyncVerb::advance || request.verb == SyncVerb::lease ||
-                    request.verb == SyncVerb::pass_end;
+                    request.verb == SyncVerb::pass_end || request.verb == SyncVerb::keep;
   if (const Member* member = acts ? &members_[request.rank] : nullptr;
       member != nullptr && member->phase != Phase::absent &&
       (member->client != request.client || member->incarnation != request.incarnation)) {
@@ -87,6 +87,11 @@ std::vector<SyncShard::Answer> SyncShard::handle(const SyncRequest& request, uin
           for (const auto& [begin, end] :
                it->second.ledger.lease(request.rank, request.count, request.step == kOverdue))
             reply.numbers.insert(reply.numbers.end(), {begin, end});
+        break;
+      case SyncVerb::keep:
+        if (const auto it = passes_.find(request.epoch); it != passes_.end())
+          for (const UnitName& name : request.units)
+            if (it->second.ledger.keep(request.rank, name.unit)) reply.numbers.push_back(name.unit);
         break;
       case SyncVerb::pass_end: pass_end(request); break;
       case SyncVerb::leave: leave(request); break;
@@ -174,6 +179,7 @@ Status SyncShard::advance(const SyncRequest& request) {
   enter(member, Phase::working);
   if (request.step < member.finished && !SHOAL_MUTANT(count_requests)) return {};  // asked again
   member.finished = request.step + 1;
+  member.named = request.units;
   several_steps_ |= request.units.empty() && request.weight > 0.0f;
   const bool late = rounds && request.step < round_;
   for (const UnitName& name : request.units) {

@@ -73,10 +73,11 @@ class SyncShard {
     double since = 0.0;
     uint64_t client = 0;
     uint32_t incarnation = 0;
-    uint64_t number = 0;        // of its newest question
-    uint64_t finished = 0;      // its clock
-    uint64_t dropped_next = 0;  // 1 + the last step whose contribution was dropped
-    uint64_t epoch = 0;         // the pass that its last units were of, or whose end it is at
+    uint64_t number = 0;               // of its newest question
+    uint64_t finished = 0;             // its clock
+    uint64_t dropped_next = 0;         // 1 + the last step whose contribution was dropped
+    uint64_t epoch = 0;                // the pass that its last units were of, or whose end it is at
+    std::vector<UnitName> named = {};  // with its last step
     std::optional<Parked> parked = std::nullopt;
   };
   struct Contribution {
@@ -127,6 +128,8 @@ class SyncShard {
   bool is_over(uint64_t epoch) const { return next_pass(epoch) != epoch; }
   void mark_over(uint64_t epoch);
   Contribution contribution(const SyncRequest& request, float weight) const;
+  bool takes_back() const { return several_steps_ && config_.take == Take::round; }
+  void take_back();
   void go_on_with(const SyncConfig& config);  // after decode: the first of another kind of job is here
 
   SyncConfig config_;

@@ -24,18 +24,24 @@ std::vector<WorkLedger::Range> WorkLedger::lease(uint32_t rank, uint64_t want, b
   if (!overdue || !ranges.empty()) return ranges;
   for (uint64_t unit = 0; want > 0 && unit < units_.size(); ++unit) {
     Unit& u = units_[unit];
-    if (u.holder == kNobody || u.holder == rank || u.taken_over) continue;
+    if (u.holder == kNobody || u.holder == rank || u.stays) continue;
     release(u);
     take(unit);
-    u.taken_over = true;
+    u.stays = true;
   }
   return ranges;
+}
+
+bool WorkLedger::keep(uint32_t rank, uint64_t unit) {
+  if (SHOAL_MUTANT(kept_though_taken)) return true;
+  if (unit >= units_.size() || units_[unit].holder != rank) return false;
+  return units_[unit].stays = true;
 }
 
 void WorkLedger::release(Unit& unit) {
   if (unit.holder != kNobody) --held_[unit.holder];
   unit.holder = kNobody;
-  unit.taken_over = false;
+  unit.stays = false;
 }
 
 void WorkLedger::done(uint32_t rank, uint64_t unit) {
@@ -49,6 +55,15 @@ void WorkLedger::done(uint32_t rank, uint64_t unit) {
   ++done_;
   release(u);
   returned_.erase(unit);
+}
+
+void WorkLedger::undo(uint32_t rank, uint64_t unit) {
+  if (unit >= units_.size() || !units_[unit].done || rank >= by_rank_.size()) return;
+  Unit& u = units_[unit];
+  u.done = false;
+  --u.uses;
+  --by_rank_[rank];
+  --done_;
 }
 
 void WorkLedger::give_back(uint32_t rank, uint64_t unit) {

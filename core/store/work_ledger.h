@@ -42,9 +42,12 @@ class WorkLedger {
 
   // `overdue`: where nothing else is left, what others hold is taken from them, once.
   std::vector<Range> lease(uint32_t rank, uint64_t want, bool overdue = false);
+  // Whether it is still that rank's; if so nobody takes it over.
+  bool keep(uint32_t rank, uint64_t unit);
   // Units outside the pass are ignored. One that nobody leased may be done, too: its owner is then known
   // without asking.
   void done(uint32_t rank, uint64_t unit);
+  void undo(uint32_t rank, uint64_t unit);  // it was done, and is to be done again
   void give_back(uint32_t rank, uint64_t unit);
   void give_back_all(uint32_t rank);
   // What it has without asking is leased to others.
@@ -71,7 +74,7 @@ class WorkLedger {
     uint32_t holder = kNobody;
     uint16_t uses = 0;
     bool done = false;
-    bool taken_over = false;  // by its holder, from one that was late
+    bool stays = false;  // with its holder: it was taken over from one that was late, or is being used
   };
   void release(Unit& unit);
   template <typename Visit>

@@ -280,6 +280,8 @@ class Client:
     def lease(
         self, *, rank: int, epoch: int, want: int, overdue: bool = False, timeout_s: float
     ) -> list[tuple[int, int]]: ...
+    # Those of the units that this rank still holds; from now on they are not taken from it as overdue.
+    def keep_units(self, *, rank: int, epoch: int, units: list[int], timeout_s: float) -> list[int]: ...
     # Waits until all units are done and every present worker is here: the step to go on with. True: units
     # came back, or the pass has grown more often than `growths`; lease again. Then how often that is now.
     # What this rank still holds is given back.

@@ -68,6 +68,32 @@ TEST(a_round_is_gone_on_with_by_new_lives) {
   CHECK(commit.entries[0].client == 1 && commit.entries[1].client == 101);  // the old life's, the new one's
 }
 
+TEST(where_a_batch_has_several_steps_none_is_handed_in_for_an_open_round) {
+  Job before;
+  for (const uint32_t rank : {0u, 1u}) before.ask(SyncVerb::open, rank);
+  before.ask(SyncVerb::ledger_open, 0, kStatic | kSeveralSteps, kUnits);
+  for (uint64_t step : {0, 1})  // two with the first batch
+    for (const uint32_t rank : {0u, 1u})
+      before.ask(SyncVerb::advance, rank, step, 0,
+                 step == 0 ? std::vector<UnitName>{{0, rank}} : std::vector<UnitName>{});
+  before.ask(SyncVerb::advance, 0, 2, 0, {{0, 2}});
+  CHECK((before.report() == std::vector<uint64_t>{kUnits, 3, 2, 1, kUnits - 3, 3}));
+  CHECK((before.shard.clocks() == std::vector<uint64_t>{2, 2}));
+  Job copy;
+  CHECK(copy.shard.decode(before.shard.encode(true)));  // another server's
+  CHECK((copy.shard.clocks() == std::vector<uint64_t>{2, 2}));
+  for (const Job* from : {&before, &copy}) {
+    Job job = restored(*from);
+    CHECK((job.report() == std::vector<uint64_t>{kUnits, 2, 1, 1, kUnits - 2, 2}));
+    for (const uint32_t rank : {0u, 1u}) {
+      const auto opened = job.ask(SyncVerb::open, rank);
+      CHECK(opened.size() == 1 && opened[0].reply.step == 2);
+      CHECK((job.ask(SyncVerb::resume, rank)[0].reply.numbers == std::vector<uint64_t>{rank}));
+    }
+  }
+  CHECK((before.report() == std::vector<uint64_t>{kUnits, 3, 2, 1, kUnits - 3, 3}));  // it goes on as it was
+}
+
 TEST(another_number_of_workers_goes_on_with_the_pass_as_it_was_cut) {
   Job job = restored(halfway());
   const auto opened = job.ask(SyncVerb::open, 2, 0, 0, {}, 4);

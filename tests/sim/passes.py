@@ -3,8 +3,9 @@
 The units of a pass are leased, or each rank has every n-th and only what comes back is leased. A worker says
 that a unit is done with the step that used it. Then
 
-1. no two workers hold a unit at one time, where nobody was overdue;
-2. when a pass is over every unit was trained; exactly once where nobody died and nobody was overdue;
+1. no two workers hold a unit at one time, where nobody was overdue; nobody trains what was taken over;
+2. when a pass is over every unit was trained; exactly once where nobody died, and never twice by those who
+   heard that it counted;
 3. the ledger's report is what the workers did: what a dead one had said last it counts, or not;
 4. the report of a pass that is over is the same for all who ask.
 """
@@ -24,7 +25,7 @@ from .plan import Action, make_plan
 from .rounds import ADVANCE, ASK, OPEN, SYNC, TAKE_ROUND, RoundClient, RoundPlan, RoundWorld
 
 TAKE_EACH = 0
-LEDGER_OPEN, LEASE, PASS_END, LEAVE, REPORT, RESUME = 4, 5, 6, 7, 8, 9  # of store/sync_message.h
+LEDGER_OPEN, LEASE, PASS_END, LEAVE, REPORT, RESUME, KEEP = 4, 5, 6, 7, 8, 9, 11  # of store/sync_message.h
 STATIC, OVERDUE, AWAY = 2, 1, 1
 UNAVAILABLE = 6  # of base/status.h
 PASSES = 3
@@ -57,7 +58,7 @@ def make_pass_plan(seed: int) -> PassPlan:
     plan = dataclasses.replace(plan, clients=clients, actions=tuple(faults), columns=(1, 1))
     take, static = rng.choice((TAKE_EACH, TAKE_EACH, TAKE_ROUND)), rng.random() < 0.4
     quorum = 1.0 if static else rng.choice((1.0, 0.5))
-    overdue = rng.choice((0.0, 0.0, 0.3))
+    overdue = rng.choice((0.0, 0.0, 0.3)) * (not static)
     return PassPlan(plan, take, quorum, 1, units=rng.randint(1, 12), static=static, overdue=overdue)
 
 
@@ -67,6 +68,7 @@ class Work:
     def __init__(self, units: int) -> None:
         self._units = units
         self.disturbed = self.overdue = False
+        self.revoked = 0
         self.asked: dict[Unit, list[Life]] = {}  # said to be done, and not answered
         self.done: dict[Unit, list[Life]] = {}
         self._holder: dict[Unit, Life] = {}
@@ -105,7 +107,8 @@ class Work:
         sure = {name: len(self.done.get(name, ())) for name in names}
         maybe = {name: len(self.asked.get(name, ())) for name in names}
         for name in names:
-            if sure[name] + maybe[name] == 0 or (sure[name] != 1 and not self.disturbed):
+            wrong = sure[name] > 1 or (sure[name] != 1 and not self.disturbed)
+            if sure[name] + maybe[name] == 0 or wrong:
                 raise Violation(f"pass {epoch} is over; unit {name} was trained {sure[name]} times")
         trained = Counter(rank for name in names for rank, _ in self.done.get(name, ()))
         said = Counter(rank for name in names for rank, _ in self.asked.get(name, ()))
@@ -201,6 +204,12 @@ class PassClient(RoundClient):
                 for unit in self._units:
                     self.world.work.lease((epoch, unit), self._life(), self.world.lives())
                 self._train(last=not numbers)
+            case verb if verb == KEEP and not numbers:  # another has it
+                self.world.work.revoked += 1
+                self._unit = None
+                self._train()
+            case verb if verb == KEEP:
+                self._use()
             case verb if verb == ADVANCE:
                 assert self._unit is not None
                 self.world.work.answered(self._unit, self._life(), dropped)
@@ -244,15 +253,22 @@ class PassClient(RoundClient):
         """The next unit, or the next lease; `last`: where nothing is to be had the pass ends."""
         if self._units:
             self._unit = (self._epoch, self._units.popleft())
-            self.world.work.ask(self._unit, self._life())
-            self._do(ADVANCE, step=self._step, weight=1.0, units=[self._unit])
+            if self.world.shape.overdue:  # as one asks that has held it for long
+                self._do(KEEP, epoch=self._epoch, units=[self._unit])
+            else:
+                self._use()
         elif last and self._rng.random() < self.world.shape.overdue:
-            self.world.work.overdue = self.world.work.disturbed = True
+            self.world.work.overdue = True
             self._do(LEASE, step=OVERDUE, epoch=self._epoch, count=1)
         elif last or self.world.shape.static:
             self._do(PASS_END, epoch=self._epoch)
         else:
             self._do(LEASE, epoch=self._epoch, count=self._rng.randint(1, 3))
+
+    def _use(self) -> None:
+        assert self._unit is not None
+        self.world.work.ask(self._unit, self._life())
+        self._do(ADVANCE, step=self._step, weight=1.0, units=[self._unit])
 
     def crash(self, back_after: float) -> None:
         self.world.work.disturbed = self.world.work.disturbed or not self.down
@@ -311,8 +327,7 @@ class PassWorld(RoundWorld):
 
 
 def run_pass_plan(shape: PassPlan) -> tuple[int, int]:
-    """Units that were trained, and those of them that were trained more than once; raises Violation."""
+    """Units that were trained, and how often one was another's when it was to be; raises Violation."""
     world = PassWorld(shape)
     world.play()
-    done = world.work.done.values()
-    return len(done), sum(len(lives) > 1 for lives in done)
+    return len(world.work.done), world.work.revoked

@@ -52,7 +52,7 @@ MUTANTS = {
     "chain-rounds": ["commit_alone", "image_of_old_term"],
     "weak": ["loss_off_by_one", "weak_to_servers", "late_ack"],
     "reload": ["takeover_forgets", *(mutant.__name__ for mutant in LOSS_MUTANTS)],
-    "passes": ["leased_twice", "units_of_the_dead"],
+    "passes": ["leased_twice", "units_of_the_dead", "kept_though_taken"],
     "growth": ["newcomer_unknown", "growth_untold", "grow_anytime", "cut_for_absent"],
     "coordinator": [mutant.__name__ for mutant in COORDINATOR_MUTANTS],
     "cuts": [

@@ -1,4 +1,4 @@
-"""Units that a worker holds for far too long are trained by others, too, and all of it is counted."""
+"""Units that a worker holds for far too long are trained by others, and by nobody else."""
 
 import threading
 import time
@@ -17,15 +17,19 @@ BATCHES = 6
 
 def prepared(worker: Worker) -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
     model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
     loader = DataLoader(TensorDataset(torch.ones(2 * BATCHES, 1)), batch_size=2)
     return worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
 
 
-def test_a_unit_that_is_held_too_long_is_trained_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("word", ["asp", "ssp:20", "downpour:1,1", "easgd:1", "hogwild"])
+def test_a_unit_that_is_held_too_long_is_trained_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
     monkeypatch.setattr(ledger, "LATE_S", 0.2)
     holds = threading.Event()  # rank 1 has a unit
 
-    def script(worker: Worker) -> dict[int, int]:
+    def script(worker: Worker) -> tuple[dict[int, int], float]:
         model, optimizer, loader = prepared(worker)
         assert worker.rank == 1 or holds.wait(JOIN_S)
         for (x,) in loader:
@@ -37,10 +41,13 @@ def test_a_unit_that_is_held_too_long_is_trained_elsewhere(monkeypatch: pytest.M
             optimizer.zero_grad()
             model(x).sum().backward()
             optimizer.step()
-        return worker.ledger.report(0).used
+        return worker.ledger.report(0).used, float(model.weight.detach())
 
-    # Which it did in the end itself, and that is said.
-    assert run_workers(2, script, "asp") == [{1: 2 * BATCHES - 1, 2: 1}] * 2
+    results = run_workers(2, script, word)
+    assert [used for used, _ in results] == [{1: 2 * BATCHES}] * 2  # it makes no step of its own
+    if word in ("asp", "ssp:20", "downpour:1,1"):
+        # Each unit is half of a batch, in one step of 0.1.
+        assert [weight for _, weight in results] == pytest.approx([-0.1 * BATCHES] * 2)
 
 
 def test_a_worker_that_was_late_leaves_the_rest_of_its_lease_to_others(

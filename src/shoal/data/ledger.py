@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
+from time import monotonic
 from typing import ClassVar, Protocol, TypeAlias
 
 from shoal.data.patience import patience_s
@@ -24,6 +25,8 @@ Lease: TypeAlias = Callable[[int, int, int], Sequence[tuple[int, int]]]
 LEASE_UNITS_MAX = 4096
 # A unit that takes this long, and far longer than others, is late: see `shoal.data.patience`.
 LATE_S = 10.0
+# A worker that has held one for this part of that time asks whether it is still its own.
+_BEFORE = 0.9
 _SEEN_MAX = 64
 # A worker asks at least so often in a pass, or the first one to measure a fast step would take all of it.
 _LEASES_A_PASS = 8
@@ -147,15 +150,21 @@ class LeasedLedger(Ledger):
         self._lease_s = lease_s
         self._unit_s: float | None = None
         self._seen: deque[float] = deque(maxlen=_SEEN_MAX)
+        self._asked: dict[int, float] = {}  # when a unit was leased that is not used yet
 
     def begin(self, epoch: int, batches: int, workers: int) -> Cuts:
         self.cuts = ((0, self.n),) if self._begin is None else self._begin(epoch, batches)
         self.n = self.cuts[-1][1]
+        self._asked.clear()
         return self.cuts
 
     def units(self, epoch: int, total: int) -> Iterator[int]:
         left, life = total, self.life
-        while ranges := self._lease(self.rank, epoch, self.want(left)):
+        while True:
+            asked = monotonic()
+            ranges = self._lease(self.rank, epoch, self.want(left))
+            if not ranges:
+                return
             # Units go in order. Leases get short towards the end: who holds the last ones trains alone.
             left = min(left, total - max(end for _, end in ranges))
             for begin, end in ranges:
@@ -163,6 +172,7 @@ class LeasedLedger(Ledger):
                     raise Internal(
                         f"the ledger leased units {begin} to {end} of pass {epoch}, which has {total}"
                     )
+                self._asked.update(dict.fromkeys(range(begin, end), asked))
             yield from self._while_held(unit for begin, end in ranges for unit in range(begin, end))
             if self.life != life:
                 return
@@ -170,6 +180,13 @@ class LeasedLedger(Ledger):
     def rejoined(self) -> None:
         """The worker was evicted, and is back."""
         self.life += 1
+
+    def uses(self, unit: int, ceiling_s: float) -> bool:
+        """A step is about to be made of the unit. True: it was held for so long that it may be another's by
+        now. Nobody takes over anything sooner, who has waited for it longer than that.
+        """
+        held_s = monotonic() - self._asked.pop(unit, math.inf)
+        return held_s >= _BEFORE * min(LATE_S, ceiling_s)
 
     def want(self, left: int) -> int:
         """How many units the next lease asks for, where so many are not handed out yet."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shoal import _core
-from shoal.errors import Timeout
+from shoal.errors import BadInput, Timeout
 
 if TYPE_CHECKING:
     from shoal.store.client import Client
@@ -57,6 +57,7 @@ class Rounds:
     """One worker's place in the job: clocks, rounds, leases. Made by joining; `rank` is its name.
 
     `growths`: how often a running pass has taken in new workers, as it was when this one was let go on.
+    `first`: no life of this rank was in the job before, and the job began with it.
     """
 
     def __init__(self, client: Client, rank: int, workers: int) -> None:
@@ -64,6 +65,7 @@ class Rounds:
         self.rank = rank
         self.workers = workers
         self.growths = 0
+        self.first = False
 
     def open(
         self,
@@ -91,8 +93,20 @@ class Rounds:
             resize=resize,
             back=back,
         )
+        # Rounds of a quorum close also without who has not come; else its first step is the first of all.
+        awaited = quorum < self.workers and not resize and self._is_awaited()
         step, self.growths = self._ask("sync", call)
+        self.first = step == 0 or awaited
         return step
+
+    def _is_awaited(self) -> bool:
+        """Whether the job has begun, with this rank to come."""
+        try:
+            state = self.state()
+        except BadInput:  # nobody has come
+            return False
+        known = self.rank < len(state["phases"])
+        return known and (state["phases"][self.rank], state["clocks"][self.rank]) == ("absent", 0)
 
     def advance(
         self,
@@ -162,6 +176,11 @@ class Rounds:
         call = partial(core.lease, rank=self.rank, epoch=epoch, want=want, overdue=overdue)
         return self._ask(f"pass {epoch}", call)
 
+    def keep(self, epoch: int, units: Sequence[int]) -> list[int]:
+        """Those of the units that are still leased to this worker: nobody takes them over any more."""
+        call = partial(self._session.core.keep_units, rank=self.rank, epoch=epoch, units=list(units))
+        return self._ask(f"pass {epoch}", call)
+
     def end_pass(self, epoch: int, timeout: float | None = None) -> tuple[int, bool]:
         """Wait until all units are done and all workers are here: the step to go on with, and whether the
         pass is over. Else units came back, or it has grown: open it and lease again.
@@ -179,14 +198,16 @@ class Rounds:
 
     def go_on(self, epoch: int) -> tuple[int, list[int]]:
         """As `resume`, for passes over data: one that was left by a `break` is over once a later one was
-        begun, though the ledger does not know it.
+        begun, though the ledger does not know it. Not so for the first life of a rank: what others have left
+        it has yet to train.
         """
         first, done = self.resume(epoch)
-        while True:
+        while not self.first:
             later, later_done = self.resume(first + 1)
             if later == first + 1 and not self.report(later)["units"]:
-                return first, done
+                break
             first, done = later, later_done
+        return first, done
 
     def report(self, epoch: int) -> dict[str, Any]:
         """How often each unit of a pass was used, and by whom."""

@@ -23,6 +23,10 @@ _TRIES = 10
 T = TypeVar("T")
 
 
+class Revoked(Exception):  # noqa: N818 - as the errors of shoal.errors
+    """What a step was to be made of is another's by now: the gradient counts nowhere."""
+
+
 class Lives:
     """Those of one worker. `void`: the gradient of the next step is of an earlier one, and counts nowhere."""
 
@@ -47,6 +51,10 @@ class Lives:
             return
         try:
             call()
+        except Revoked as why:
+            _log.warning("worker %d: %s", self._worker.rank, why)
+            self._worker.lose_share()
+            self.void = True
         except Fenced:
             self.rejoin()
             self.void = True

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,12 @@ from shoal.config import counted
 from shoal.data.handed import NO_UNIT
 from shoal.data.ledger import LeasedLedger, Ledger, StaticLedger
 from shoal.data.loader import ShardedLoader
-from shoal.data.plan import Cuts, Plan
+from shoal.data.plan import Cuts, Plan, own_ranges
 from shoal.data.samples import samples_in
-from shoal.errors import BadInput, Fenced, Mismatch, Timeout
+from shoal.errors import BadInput, Fenced, Timeout
 from shoal.sync import First
+from shoal.train.agreement import TOPICS, Agreement
+from shoal.train.lives import Revoked
 from shoal.train.parameters import versions
 from shoal.train.progress import PASSES_A_LOADER
 from shoal.train.share import UNKNOWN, Drawn
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal.data")
 # Of the notices about loaders; models have those below.
-_TOPICS, _LOADERS = 1 << 15, 10_000
+_TOPICS, _LOADERS = 1 << 15, 8_000
 # What is only read has numbers of its own: by part of the script, and counted in it.
 _READS, _READS_A_PART = PASSES_A_LOADER >> 1, 1 << 10
 _OVER = 1 << 40  # behind all batches
@@ -52,13 +54,18 @@ class Passes:
     def __init__(
         self, worker: Worker, loader: Any, number: int, rows: BatchRows | None = None, prefetch: int = 0
     ) -> None:
-        self._worker = worker
+        self._worker, self._rows = worker, rows
         self._first = number * PASSES_A_LOADER
-        self._topic = _TOPICS + 3 * (number % _LOADERS)
+        self._topic = _TOPICS + TOPICS * (number % _LOADERS)
         self._name = "" if number == 0 else f" of loader {number}"
+        self._agreement = Agreement(worker, self._topic, self._name)
+        self._place: tuple[int, int] | None = None  # of what was drawn, if others have parts of the batch
         self._batches, self._plan = 0, Plan(worker.world_size)
         self._steps = 0  # made by the worker before this pass
-        self._got = 0  # batches of this pass
+        self._got = self._units = 0  # batches of this pass, and units, of which some are empty
+        # How often a loop over this loader was handed what is not its own in fixed order, or not all of that;
+        # and how often loops over any had been before this pass.
+        self.disturbed = self._disturbed_before = 0
         self._gradients: list[tuple[torch.Tensor | None, int]] = []  # before this pass
         self._last: Drawn | None = None  # that no step has used
         # What others are told of: a batch, the steps made with it, whose was the last.
@@ -90,9 +97,9 @@ class Passes:
             on_pass=self._on_pass,
             on_over=self._on_over,
             on_break=self._on_break,
-            on_batch=None if rows is None else rows.hand,
+            on_batch=self._on_batch,
             ahead=rows.see if rows is not None and prefetch else None,
-            on_first=self._on_first,
+            on_left=None if rows is None else rows.forget,
             reading=self._reading,
             seed=worker.seed,
             count=self._samples_in,
@@ -143,11 +150,12 @@ class Passes:
         last, before = self._runs
         self._runs = (epoch, before + 1 if epoch == last else 0)
         self._steps, self._got, self._gradients = worker.steps_made, 0, worker.gradients()
+        self._units, self._disturbed_before = 0, self._disturbances()
         self._last, self._tells, self._told, self._counts = None, None, "", True
         self._versions = versions(worker.models)
 
         def open_pass() -> Cuts:
-            self._agree_on_order(epoch)
+            self._agreement.order(epoch, self._run, self.loader.order)
             return self._open(epoch, trains=self._trains or worker.trains())
 
         self._batches = batches
@@ -183,25 +191,16 @@ class Passes:
             worker.resized(self._plan.workers)
         return cuts
 
-    def _agree_on_order(self, epoch: int) -> None:
-        """All workers must cut the same batches, or samples are left out and others are used twice."""
-        worker, prefix = self._worker, f"{self._run}: "
-        for rank, note in worker.agree(self._topic, prefix + self.loader.order):
-            if note.startswith(prefix):  # it may be in another pass
-                raise Mismatch(
-                    f"pass {epoch}{self._name}: workers {worker.rank} and {rank} have different data, or "
-                    f"draw it in different order: {self.loader.order}, and {note.removeprefix(prefix)}. "
-                    f"Give every worker the same dataset, batch_size and sampler; seed its generator alike"
-                )
+    def _on_batch(self, batch: Any) -> None:
+        place, self._place = self._place, None
+        if self._agreement.is_due() and self._static and self._worker.policy.clock.meets:  # a round is over
+            self._compare_keys(self.loader.epoch)
+        self._agreement.sees(batch, place)
+        if self._rows is not None:
+            self._rows.hand(batch)
 
-    def _on_first(self, batch: Any) -> None:
-        """The first batch of all: workers whose batches have different keys compute different things."""
-        keys = ", ".join(sorted(map(str, batch))) if isinstance(batch, Mapping) else ""
-        for rank, note in self._worker.lives.again(lambda: list(self._worker.agree(self._topic + 1, keys))):
-            raise Mismatch(
-                f"the batches{self._name} of workers {self._worker.rank} and {rank} have different keys: "
-                f"{keys or 'none'}, and {note or 'none'}. Let collate_fn give the same keys on every worker"
-            )
+    def _compare_keys(self, epoch: int) -> None:
+        self._agreement.compare_keys(self._first + epoch, self._plan.parts, fixed=self._static)
 
     def _lease(self, rank: int, epoch: int, want: int) -> list[tuple[int, int]]:
         overdue, self._overdue = self._overdue, False
@@ -211,12 +210,14 @@ class Passes:
             self._worker.lives.rejoin()
             return []
         self._patient = overdue and not ranges
+        self.disturbed += bool(ranges)
         return ranges
 
     def anew(self) -> None:
         """The pass has grown, or the worker was evicted, and is back: what it has is what the job's ledger
         says; nothing that was drawn and not stepped with.
         """
+        self.disturbed += 1
         epoch = self.loader.epoch
         number, cuts = self._first + epoch, self._fixed.cuts
         now, done = self._worker.rounds.resume(number)
@@ -246,6 +247,8 @@ class Passes:
     def _hand(self, epoch: int, unit: int, samples: int) -> None:
         worker = self._worker
         self._is_done()
+        if worker.cut_state is not None:
+            worker.cut_state.draws()
         if worker.world_size > 1 and not worker.optimizers and versions(worker.models) != self._versions:
             raise BadInput(
                 "the model is trained, and prepare was given no optimizer: every worker would train a model "
@@ -254,21 +257,38 @@ class Passes:
         if unit != NO_UNIT:
             drawn = Drawn(self, self._first + epoch, unit, samples, self.loader.global_samples)
             worker.drew(drawn)
-            self._last = drawn
+            self._last, self._units = drawn, self._units + 1
+            shared = self._split and self._row_of_few(drawn) is None
+            self._place = self._plan.place(unit) if shared else None
         if not self.loader.empty:
             self._got += 1
         else:
             self._does_as_others(unit if unit != NO_UNIT else self._batches)
 
     def steps(self, drawn: Sequence[Drawn]) -> None:
-        """Units of the pass are stepped with for the first time."""
+        """Units of the pass are stepped with for the first time; Revoked: another has them by now."""
         self._check_leases()
+        self._keep(drawn)
         self._gradients, self._last = [], None
         self._used = drawn[-1].epoch - self._first
         if self._used == self._broken:  # the step comes behind the loop
             self._on_over(self._used)
         row = self._row_of_few(drawn[-1])
         self._tells = None if row is None else (row, 0, 0)
+
+    def _keep(self, drawn: Sequence[Drawn]) -> None:
+        worker, ledger = self._worker, self.loader.ledger
+        if not isinstance(ledger, LeasedLedger) or worker.policy.dense_home == "peers":
+            return  # neighbours wait for the step, whatever it is made of
+        late = [one for one in drawn if ledger.uses(one.unit, worker.waits.seconds / 2)]
+        for epoch in {one.epoch for one in late}:
+            units = [one.unit for one in late if one.epoch == epoch]
+            if len(kept := worker.rounds.keep(epoch, units)) < len(units):
+                lost = ", ".join(str(unit) for unit in units if unit not in kept)
+                raise Revoked(
+                    f"unit {lost} of pass {self.loader.epoch}{self._name} was held for so long that another "
+                    f"worker has taken it over: the step with it counts nothing"
+                )
 
     def stepping(self, optimizer: int) -> None:
         """This optimizer steps with what was drawn last, now or before."""
@@ -313,7 +333,7 @@ class Passes:
     def _post(self, row: int, does: str, made: int = 0, optimizer: int = 0) -> None:
         asked = self._static and self.loader.stream_batches is None
         if asked and self._worker.rank == 0 and self._worker.board is not None:
-            self._worker.board.post(self._topic + 2, f"{self._run} {row} {does} {made} {optimizer}")
+            self._worker.board.post(self._topic + TOPICS - 1, f"{self._run} {row} {does} {made} {optimizer}")
 
     @property
     def _run(self) -> int:
@@ -331,7 +351,7 @@ class Passes:
             until = monotonic() + seconds
             while True:
                 assert worker.board is not None
-                said = (worker.board.note(0, self._topic + 2) or "-1 0 nothing 0 0").split()
+                said = (worker.board.note(0, self._topic + TOPICS - 1) or "-1 0 nothing 0 0").split()
                 run, at, does, steps, optimizer = (
                     int(said[0]),
                     int(said[1]),
@@ -431,9 +451,11 @@ class Passes:
         if isinstance(ledger, LeasedLedger) and not self._patient:
             patience_s = ledger.patience_s(worker.waits.seconds / 2)
         late = monotonic() + patience_s
-        name = f"pass {epoch}{self._name}"
+        name, made = f"pass {epoch}{self._name}", worker.steps_made - self._steps
+        if comparable := self._had_its_own:
+            self._agreement.tell_steps(self._run, made)
         with worker.waiting():
-            ended = worker.waits.end_of_pass(number, name, shares=shares, patience_s=patience_s)
+            ended = worker.waits.end_of_pass(number, name, shares=shares, made=made, patience_s=patience_s)
         if ended is None or not ended[1]:
             self._overdue = monotonic() >= late
             if ended is not None and self._static:
@@ -446,7 +468,24 @@ class Passes:
         if worker.history is not None:
             worker.history.add()
         worker.between_steps()
+        self._compare_keys(epoch)
+        if comparable:
+            self._agreement.compare_steps(epoch, self._run, made)
         return True
+
+    @property
+    def _had_its_own(self) -> bool:
+        """Whether it has had all that is its own of the pass, in fixed order, and of no pass anything else:
+        then it makes as many steps as others of whom that can be said.
+        """
+        if not self._static or self.loader.stream_batches is not None:
+            return False
+        own = own_ranges(self._fixed.cuts, self._worker.rank, self._plan.units(self._batches))
+        whole = 0 < self._units == sum(map(len, own))
+        return whole and self._disturbances() == self._disturbed_before
+
+    def _disturbances(self) -> int:
+        return sum(one.disturbed for one in self._worker.passes)
 
     def _goes_on(self, step: int) -> None:
         """Others have made steps while this worker waited at the end, and it takes part again."""
