@@ -37,7 +37,7 @@ class Coordinator:
         self._world = world
         self._rng = random.Random(f"coordinator {world.plan.seed}")
         self._news_rng = random.Random(f"losses {world.plan.seed}")
-        self.placer = Placer(replicas)
+        self.placer = Placer(replicas, weak=world.plan.weak)
         self.placer.apply(self.placer.first(world.plan.shards, world.plan.servers))
         self._up = set(range(world.plan.servers))
         self._leaving: set[int] = set()

@@ -105,15 +105,17 @@ class Placing:
 
     def spare(self, server: int) -> bool:
         """Whether nothing is lost with it, nor with those that are not quite there."""
-        placer, now = self.placer, self._world.clock.now
-        placed = placer.placed
-        if placed is None or self._world.servers[server].dead:
+        now = self._world.clock.now
+        # A coordinator that dies while it decides is followed by one that knows the journal alone.
+        decided, kept = self.placer.placed, self._world.process.restored()._placer.placed
+        if decided is None or kept is None or self._world.servers[server].dead:
             return False
         sound = {s.index for s in self._world.nodes if not s.dead and now >= s.shaky_until} - {server}
-        chains = list(placed.chains)
-        for fill in self._filled:  # that may be done, and not heard of yet
-            if fill.term == placed.terms[fill.shard]:
-                chains.append(tuple({*placed.chains[fill.shard], fill.target} - {fill.leaving}))
+        chains = [*decided.chains, *kept.chains]
+        for placed in (decided, kept):
+            for fill in self._filled:  # that may be done, and not heard of yet
+                if fill.term == placed.terms[fill.shard]:
+                    chains.append(tuple({*placed.chains[fill.shard], fill.target} - {fill.leaving}))
         return all(sound.intersection(chain) for chain in chains)
 
     def room_for_copies(self) -> int:
@@ -222,7 +224,7 @@ class CoordinatedWorld(ChainWorld):
             case "sleep" if self.coordinator.spare(server.index):
                 self.kills += 1
                 server.paused_until = until
-                server.shaky_until = until + SHAKY_MS
+                server.shaky_until = max(server.shaky_until, until + SHAKY_MS)
             case "add" if len(self.nodes) < self.plan.servers + 3 and all(s.admitted for s in self.nodes):
                 self.nodes.append(self._server(len(self.nodes)))
             case "remove":
@@ -249,7 +251,8 @@ class CoordinatedWorld(ChainWorld):
         if isinstance(node, CoordinatedServer):
             if not self.coordinator.spare(node.index):
                 return
-            node.shaky_until = (self.clock.now if cut else until) + SHAKY_MS
+            # It may be silent the other way for longer.
+            node.shaky_until = max(node.shaky_until, (self.clock.now if cut else until) + SHAKY_MS)
         if not cut:
             node.silent[action.detail[2]] = until
         for line in [line for line in self.process.lines if line.node is node] if cut else ():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import BadInput
-from shoal.launch.autoscale import Autoscale, propose
+from shoal.launch.autoscale import Autoscale, propose, shortened
 from shoal.launch.options import JobOptions
 from shoal.launch.throughput import Observation, fit, nnls
 
@@ -23,40 +23,76 @@ def optimus(shared: float, alone: float, each: float) -> Curve:
     return lambda n: 1000 / (shared / n + alone + each * n)
 
 
+def collapsing(peak: int) -> Curve:
+    return lambda n: 100.0 * (n if n <= peak else peak / 2)
+
+
 CURVES: dict[str, Curve] = {
     "linear": lambda n: 100.0 * n,
     "saturating": optimus(1.0, 0.1, 0.0),
     "early peak": optimus(1.0, 0.1, 0.1),
     "late peak": optimus(1.0, 0.0, 0.01),
     "out of cores": lambda n: 100.0 * min(n, 5),
-    "collapse": lambda n: 100.0 * n if n <= 5 else 250.0,
+    "collapse": collapsing(5),
     "flat": lambda n: 100.0,
     "falling": lambda n: 100.0 / n,
     "steps": lambda n: 100.0 * (n // 4 + 1),
 }
 
 
-def play(curve: Curve, limits: Autoscale, begin: int, noise: float, windows: int) -> list[int]:
+def play(curve: Curve, limits: Autoscale, begin: int, noise: float, windows: int, seed: int = 0) -> list[int]:
     """The sizes that the job of this curve is given, window by window."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     history: list[Observation] = []
     sizes = [begin]
     for _ in range(windows):
         speed = curve(sizes[-1]) * float(np.exp(noise * rng.standard_normal()))
-        history.append(Observation(sizes[-1], 1, speed))
+        history = shortened([*history, Observation(sizes[-1], 1, speed)])
         sizes.append(propose(history, limits).workers)
     return sizes
+
+
+def check(curve: Curve, limits: Autoscale, sizes: list[int]) -> None:
+    """The size that is kept is within a tenth of the best."""
+    assert limits.low <= min(sizes) <= max(sizes) <= limits.high
+    assert len(set(sizes[-10:])) == 1, sizes
+    assert curve(sizes[-1]) >= 0.9 * max(map(curve, range(limits.low, limits.high + 1))), sizes
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 @pytest.mark.parametrize(("low", "high", "begin"), [(2, 8, 2), (1, 16, 16), (1, 64, 4), (3, 3, 3)])
 @pytest.mark.parametrize("name", CURVES)
 def test_the_best_size_is_found_and_kept(name: str, low: int, high: int, begin: int, noise: float) -> None:
-    curve = CURVES[name]
-    sizes = play(curve, Autoscale(low=low, high=high), begin, noise, 50)
-    assert low <= min(sizes) <= max(sizes) <= high
-    assert len(set(sizes[-15:])) == 1, sizes
-    assert curve(sizes[-1]) >= 0.9 * max(map(curve, range(low, high + 1))), sizes
+    limits = Autoscale(low=low, high=high)
+    check(CURVES[name], limits, play(CURVES[name], limits, begin, noise, 50))
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_best_size_is_found_from_every_size(name: str) -> None:
+    limits, sudden = Autoscale(low=1, high=64), name in ("collapse", "out of cores", "steps")
+    for begin in range(1, 65, 1 if sudden else 7):
+        check(CURVES[name], limits, play(CURVES[name], limits, begin, 0.0, 36))
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 32), (2, 32), (1, 16), (2, 8)])
+def test_a_peak_before_a_collapse_is_found_within_other_limits(low: int, high: int) -> None:
+    limits = Autoscale(low=low, high=high)
+    for curve in map(collapsing, (3, 5, 8, 20)):
+        for begin in {low, (low + high) // 2, high - 1, high}:
+            check(curve, limits, play(curve, limits, begin, 0.0, 36))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", CURVES)
+def test_noise_does_not_hide_the_best_size(name: str, seed: int) -> None:
+    limits = Autoscale(low=1, high=64)
+    for begin in (2, 13, 64):
+        check(CURVES[name], limits, play(CURVES[name], limits, begin, 0.05, 50, seed))
+
+
+def test_what_is_known_of_other_sizes_is_not_forgotten_in_a_long_stay() -> None:
+    sizes = play(CURVES["early peak"], Autoscale(low=1, high=8), 8, 0.0, 400)
+    assert len(set(sizes[30:])) == 1
 
 
 RECORDINGS = Path(__file__).with_name("recordings")

@@ -177,13 +177,13 @@ def test_a_long_save_gives_way_to_shards_without_a_copy_once() -> None:
 def test_a_server_without_a_part_in_the_cut_may_go() -> None:
     world = World(2, 1)
     world.join(2, 0.1)
-    while world.end_fills(0.2):
-        world.look(0.2)
-    heads = {chain[0] for chain in world.coordinator._placer.placed.chains}
-    (other,) = {0, 1, 2} - heads
-    world.save(1.0)
+    world.save(0.2)
+    world.end_fills(0.3)  # and no other begins: what has come has copies, and heads no shard yet
+    world.look(1.0)
+    assert {order.index for order in world.orders} == {0, 1}
+    assert 2 in world.coordinator._placer.members()
     world.report("begun", 1.1)
-    world.lose(other, 1.2)
+    world.lose(2, 1.2)
     world.report("saved", 1.3)
     assert isinstance(world.said[-1], m.StoreSaved)
 

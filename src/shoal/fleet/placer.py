@@ -4,6 +4,9 @@ A shard lies on a chain of servers: pushes go to the first, each sends on what i
 the last has is acknowledged. There is one way to change a chain besides dropping a member: a server is
 *filled* by the last of the chain, while training goes on, and then becomes the last itself. With it dead
 servers are replaced, shards move to new servers, and servers are emptied before they leave.
+
+A chain is never put in another order: the first has always applied what others do not have yet. So that heads
+and tails are as even as what servers hold, a shard may move once more, or be copied by way of another server.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shoal.errors import Unavailable
-from shoal.fleet.balance import Balance
+from shoal.fleet.balance import Balance, Cost
 from shoal.fleet.decisions import Placed
 
 Chain = tuple[int, ...]
@@ -23,6 +26,10 @@ Chain = tuple[int, ...]
 _FILLS_MAX = 2
 # What two servers gain whose loads differ by a fifth of the mean: less comes and goes by itself.
 _WORTH_MOVING = 0.02
+# What a head and a tail weigh beside a copy. Not the same: a move that makes one more even and another less
+# would then be as good as none, and a few would stay uneven.
+_ENDS = 1.4, 1.2
+_TURNS_MAX = 10
 
 
 def first_chains(shards: int, servers: int, replicas: int) -> tuple[Chain, ...]:
@@ -62,8 +69,11 @@ class Fill:
 class Placer:
     """The placement and the fills under way. What changes it gives the next `Placed`, to be applied."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, *, weak: bool = False) -> None:
         self._length = replicas + 1
+        # With weak replication a head that goes takes along what it has not sent on: none goes so that heads
+        # are even, nor so that pulls are.
+        self._weak = weak
         self.number = 0  # of the last fill; another coordinator's are others
         self.placed: Placed | None = None
         self.fills: dict[int, Fill] = {}
@@ -158,14 +168,13 @@ class Placer:
             return None
         old = self.placed.chains[shard]
         self.first_to_know |= {old[-1]} if fill.leaving is None else {old[-1], fill.leaving}
-        chain = tuple(member for member in old if member != fill.leaving)
-        return self._changed({shard: (*chain, target)})
+        return self._changed({shard: _moved(old, fill.leaving, target)})
 
     def plan(
         self,
         up: Collection[int],
         leaving: Collection[int] = (),
-        costs: Sequence[Sequence[float]] = (),
+        costs: Sequence[Cost] = (),
         *,
         only_copies: bool = False,
     ) -> list[Fill]:
@@ -207,62 +216,117 @@ class Placer:
         )
 
     def _next_fill(
-        self, up: frozenset[int], leaving: frozenset[int], costs: Sequence[Sequence[float]], only_copies: bool
+        self, up: frozenset[int], leaving: frozenset[int], costs: Sequence[Cost], only_copies: bool
     ) -> Fill | None:
         """The most urgent: a shard with too few copies, then one that must leave, then one that evens out."""
         assert self.placed is not None
-        if not up - leaving:
+        stay = up - leaving
+        if not stay:
             return None
         chains = self.placed.chains
         short = self.copying(up)[1]
         idle = [] if only_copies else [s for s in range(len(chains)) if s not in self.fills]
-        balance = self._balance(up - leaving, costs or ([1.0] * len(chains),))
-        least = balance.least_first()
-        wanted: list[tuple[int, int | None]] = [
-            (s, None) for s in sorted(short, key=lambda s: (len(chains[s]), s))
-        ]
+        balance = self._balance(stay, self._costs(costs))
+        wanted: list[tuple[int, int | None]] = [(shard, None) for shard in sorted(short)]
         wanted += [(shard, member) for shard in idle for member in chains[shard] if member in leaving]
+        turned = self._turned({shard for shard, _ in wanted}, stay)
+
+        def urgency(one: tuple[int, int | None]) -> tuple[bool, int, bool]:
+            shard, member = one
+            return member is not None, len(stay.intersection(chains[shard])), shard in turned
+
+        wanted.sort(key=urgency)
         for shard, member in wanted:
-            if fill := self._fill(shard, least, up, member):
+            if fill := self._fill(shard, balance.least_first(shard), up, turned.get(shard, member)):
                 return fill
         for shard in sorted(short):  # better with a server that is to leave than alone
             if fill := self._fill(shard, sorted(leaving), up):
                 return fill
-        best = max(
-            (
-                (round(balance.gain(shard, source, target), 9), -shard, source, target)
-                for shard in idle
-                for source in chains[shard]
-                if source in up - leaving and chains[shard][-1] in up
-                for target in least
-                if target not in chains[shard]
-            ),
-            default=None,
-        )
-        if best is None or best[0] <= (_WORTH_MOVING if costs else 1e-6):
+        best = (0.0, 0, 0, 0)
+        for shard in idle:
+            chain = chains[shard]
+            target = next((s for s in balance.least_first(shard, len(chain) == 1) if s not in chain), None)
+            if target is None or chain[-1] not in up:
+                continue
+            for member in stay.intersection(chain):
+                gain = balance.gain(shard, chain, _moved(chain, member, target))
+                best = max(best, (round(gain, 9), -shard, member, target))
+        if best[0] <= (_WORTH_MOVING if costs else 1e-6):
             return None
         return self._fill(-best[1], [best[3]], up, best[2])
 
-    def _balance(self, servers: frozenset[int], costs: Sequence[Sequence[float]]) -> Balance:
-        """As it will be when the fills are done."""
+    def _costs(self, costs: Sequence[Cost]) -> Sequence[Cost]:
+        """With those of heads and tails, which are counted."""
         assert self.placed is not None
-        balance = Balance(servers, costs, self._length)
-        for shard, chain in enumerate(self.placed.chains):
-            for member in chain:
-                balance.put(member, shard)
+        costs = costs or (Cost([1.0] * len(self.placed.chains)),)
+        if self._weak:
+            return [cost.whoever_reads() for cost in costs]
+        return (*costs, *self._ends()) if self._length > 1 else costs
+
+    def _ends(self) -> tuple[Cost, Cost]:
+        """Heads and tails, counted."""
+        assert self.placed is not None
+        none, ones = ([one] * len(self.placed.chains) for one in (0.0, 1.0))
+        head, tail = (weight / self._length for weight in _ENDS)
+        return Cost(none, head=ones, weight=head), Cost(none, tail=ones, weight=tail)
+
+    def _coming(self) -> list[Chain]:
+        """The chains when the fills are done."""
+        assert self.placed is not None
+        chains = list(self.placed.chains)
         for fill in self.fills.values():
-            balance.put(fill.target, fill.shard)
-            if fill.leaving is not None:
-                balance.put(fill.leaving, fill.shard, -1)
+            chains[fill.shard] = _moved(chains[fill.shard], fill.leaving, fill.target)
+        return chains
+
+    def _balance(self, servers: frozenset[int], costs: Sequence[Cost]) -> Balance:
+        """As it will be when the fills are done."""
+        balance = Balance(servers, costs, self._length)
+        for shard, chain in enumerate(self._coming()):
+            balance.put(shard, chain)
         return balance
+
+    def _turned(self, shards: Collection[int], stay: frozenset[int]) -> dict[int, int]:
+        """Of the shards that are to get a copy, those whose head is to leave for it, and that head.
+
+        Where all servers are in every chain nothing can be moved later to even out heads and tails. So the
+        head of some goes when the new copy is there, and comes back as the tail: copies are no fewer
+        meanwhile than they were before.
+        """
+        if self._weak or self._length == 1 or len(stay) > self._length:
+            return {}
+        chains = self._coming()
+        balance = Balance(stay, self._ends(), self._length)
+        kept = [tuple(member for member in chain if member in stay) for chain in chains]
+        whole = [(*chain, *sorted(stay.difference(chain))) for chain in kept]
+        for shard, chain in enumerate(whole):
+            balance.put(shard, chain)
+        # Those that are one copy short of all; each is turned as is best with the others, until none gains.
+        last = [s for s in sorted(shards, reverse=True) if len(kept[s]) == len(stay) - 1]
+        for _ in range(_TURNS_MAX):
+            before = list(whole)
+            for shard in last:
+                chain = whole[shard]
+                turns = [(*chain[by:], *chain[:by]) for by in range(len(chain))]
+                whole[shard] = max(turns, key=lambda turn: round(balance.gain(shard, chain, turn), 9))
+                balance.put(shard, chain, -1)
+                balance.put(shard, whole[shard])
+            if whole == before:
+                break
+        return {shard: kept[shard][0] for shard in last if whole[shard][: len(kept[shard])] != kept[shard]}
 
     def _fill(
         self, shard: int, targets: list[int], up: frozenset[int], leaving: int | None = None
     ) -> Fill | None:
         assert self.placed is not None
         chain = self.placed.chains[shard]
-        fit = [server for server in targets if server not in chain]
+        # One that has left a chain, and has not learnt it, would take what it is filled with for what it had,
+        # and drop it when it learns.
+        fit = [server for server in targets if server not in chain and server not in self.first_to_know]
         if not fit or chain[-1] not in up:
             return None
         self.number += 1
         return Fill(self.number, shard, self.placed.terms[shard], chain[-1], fit[0], leaving)
+
+
+def _moved(chain: Chain, leaving: int | None, target: int) -> Chain:
+    return (*(member for member in chain if member != leaving), target)

@@ -1,15 +1,21 @@
 """Which number of workers a job is fastest with: `shoal run --autoscale 2:8`.
 
-`propose` decides, from what was seen alone: it tries sizes that may be better and of which least is known,
-none above twice what was tried, until no other can be expected to be better; of sizes that are equally fast
-it takes the smallest, and stays. A job that becomes another (its speed at one size changes for long) is
-looked at anew. `Autoscaler` does the looking; the supervisor carries out what is proposed, or only says it.
+`propose` decides, from what was seen alone. A model of the job says which sizes may be better, and of which
+least is known; but jobs collapse, too, where memory or a link is full, which no smooth model has in it. So
+what lies between two sizes that are far apart is looked at as long as it could hold a better one, for more
+workers are at most as much faster as they are more. No size above twice what was tried is tried; of sizes
+that are equally fast the smallest is taken, and kept. A job that becomes another (its speed at one size
+changes for long) is looked at anew. `Autoscaler` does the looking; the supervisor carries out what is
+proposed, or only says it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise, takewhile
+from math import sqrt
 from statistics import median
 
 from shoal.config import check_count, check_duration, counted
@@ -23,11 +29,15 @@ from shoal.train.environment import WORKERS_MAX
 _LOOKS, _SIZES = 2, 3
 # A model that is wrong by more is not believed near the best size.
 _MISFIT = 0.1
-# Expected to be better: by more than this, within the model's doubt. As fast: within this.
-_BETTER, _AS_FAST, _STAY = 1.05, 0.97, 0.95
+# Two known sizes are far apart where one is more than so many times the other; beside the best, so many.
+_WIDE, _WIDE_BESIDE = 2.0, 1.5
+# As fast with so many times fewer workers is better, too.
+_FEWER = 1.25
+# Expected to be better: by more than this. As fast: within this. Not to be left any more: above this.
+_BETTER, _AS_FAST, _STAY, _KEEP = 1.03, 0.97, 0.95, 0.9
 # The job has become another one: by so much, for so many windows.
 _OTHER, _OTHER_LOOKS = 0.25, 3
-_HISTORY_MAX = 200
+_HISTORY_MAX, _STAY_MAX = 200, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,45 +83,108 @@ class Proposal:
 
 def propose(history: Sequence[Observation], limits: Autoscale) -> Proposal:
     """The size for the job of these observations, of which the last is of its present size."""
-    seen = _of_this_job(history)
+    seen = tuple(_of_this_job(history))
     now = seen[-1]
-    speeds: dict[int, list[float]] = {}
-    for one in seen:
-        if one.servers == now.servers:
-            speeds.setdefault(one.workers, []).append(one.speed)
-    if len(speeds[now.workers]) < _LOOKS and limits.low <= now.workers <= limits.high:
+    stayed = len(list(takewhile(lambda one: _size(one) == _size(now), reversed(seen))))
+    if stayed > _LOOKS:  # what was decided when it was known holds, unless it was a mistake by much
+        first, known = _decide(seen[: len(seen) - stayed + _LOOKS], limits), _known(seen, limits)
+        is_kept = first.settled and first.workers == now.workers
+        if is_kept and known[now.workers] >= _KEEP * max(known.values()):
+            return first
+    return _decide(seen, limits)
+
+
+@lru_cache(maxsize=8)  # the same is asked with every window of a stay
+def _decide(seen: tuple[Observation, ...], limits: Autoscale) -> Proposal:
+    now = seen[-1]
+    looks = sum(_size(one) == _size(now) for one in seen)
+    if looks < _LOOKS and limits.low <= now.workers <= limits.high:
         return Proposal(now.workers, f"{counted(now.workers, 'worker')}: still being looked at")
-    known = {size: median(values) for size, values in speeds.items() if limits.low <= size <= limits.high}
+    known = _known(seen, limits)
     best = max(known.values(), default=0.0)
+    most = max(one.workers for one in seen if one.servers == now.servers)
+    sizes = range(limits.low, max(limits.low, min(limits.high, 2 * most)) + 1)
     model = fit(seen)
-    unknown = set(range(limits.low, max(limits.low, min(limits.high, 2 * max(speeds))) + 1)) - known.keys()
-    expected = {size: (model.speed(size, now.servers), model.doubt(size, now.servers)) for size in unknown}
-    promising = [size for size, (speed, doubt) in expected.items() if speed * (1 + doubt) > best * _BETTER]
-    if len(known) < _SIZES:
-        promising = list(unknown)
-    elif not promising and model.noise > _MISFIT:
-        promising = _beside(max(known, key=lambda size: known[size]), known.keys(), unknown)
-    if promising:
-        size = max(promising, key=lambda size: (expected[size][1], -size))
+    expected = model.expected([size for size in sizes if size not in known], now.servers)
+    size = _to_try(known, expected, model.noise)
+    if size is not None:
         speed, doubt = expected[size]
         return Proposal(
             size,
             f"{speed:,.0f} samples/s are expected of {counted(size, 'worker')}, give or take {doubt:.0%}; "
             f"the most seen is {best:,.0f}",
         )
-    enough = min(size for size, speed in known.items() if speed >= _AS_FAST * best)
+    enough = _enough(known)
     if now.workers <= enough and known.get(now.workers, 0.0) >= _STAY * best:
         enough = now.workers
-    sizes = ", ".join(f"{size}: {speed:,.0f}" for size, speed in sorted(known.items()))
-    reason = f"the fewest that are as fast as any: {counted(enough, 'worker')} (samples/s of {sizes})"
+    speeds = ", ".join(f"{size}: {speed:,.0f}" for size, speed in sorted(known.items()))
+    reason = f"the fewest that are as fast as any: {counted(enough, 'worker')} (samples/s of {speeds})"
     return Proposal(enough, reason, settled=True)
 
 
-def _beside(best: int, known: Collection[int], unknown: Collection[int]) -> list[int]:
-    """The middles between the best size and its known neighbours, which the model may be wrong about."""
-    above = min((size for size in known if size > best), default=best)
-    below = max((size for size in known if size < best), default=best)
-    return [middle for middle in ((best + above) // 2, (best + below + 1) // 2) if middle in unknown]
+def _size(one: Observation) -> tuple[int, int]:
+    return one.workers, one.servers
+
+
+def _known(seen: Sequence[Observation], limits: Autoscale) -> dict[int, float]:
+    """How fast the job is with so many workers, and the servers of now."""
+    speeds: dict[int, list[float]] = {}
+    for one in seen:
+        if one.servers == seen[-1].servers and limits.low <= one.workers <= limits.high:
+            speeds.setdefault(one.workers, []).append(one.speed)
+    return {size: median(values) for size, values in speeds.items()}
+
+
+def _enough(known: Mapping[int, float]) -> int:
+    """The smallest size that is as fast as any."""
+    best = max(known.values())
+    return min(size for size, speed in known.items() if speed >= _AS_FAST * best)
+
+
+def _to_try(
+    known: Mapping[int, float], expected: Mapping[int, tuple[float, float]], misfit: float
+) -> int | None:
+    """Which size to look at next, of those with what is expected of them, or None: it is settled.
+
+    First the smallest and the largest that may be; then the middle of what is far apart and could hold a
+    better one; then, if the model is good, what it expects to be better, else what is beside the best.
+    """
+    sizes, doubts = sorted(known), {size: doubt for size, (_, doubt) in expected.items()}
+    outside = [size for size in doubts if not known or not sizes[0] < size < sizes[-1]]
+    if len(known) < _SIZES:
+        ends = [size for size in outside if size in (min(doubts), max(doubts))]
+        return _least_known(ends or doubts, doubts)
+    enough, best = _enough(known), max(known.values())
+    if outside and enough == sizes[0] and min(outside) < enough:
+        return min(outside)
+    # Smaller ones than a size that is as fast as any may be faster; larger ones are as good at best, but for
+    # those up to the next that is known.
+    gaps = [
+        (a, b)
+        for a, b in pairwise(sizes)
+        if a <= enough and a + 1 < b and known[a] / a * (b - 1) > _BETTER * best
+    ]
+    if wide := [(a, b) for a, b in gaps if b > a * (_WIDE_BESIDE if enough in (a, b) else _WIDE)]:
+        a, b = max(wide, key=lambda gap: (gap[1] / gap[0], -gap[0]))
+        return min(max(round(sqrt(a * b)), a + 1), b - 1)
+    if misfit > _MISFIT:
+        if outside and enough == sizes[-1] < max(outside):
+            return max(outside)
+        steep = [(a, b) for a, b in gaps if enough in (a, b) and min(known[a], known[b]) < _KEEP * best]
+        return _least_known([(a + b) // 2 for a, b in steep], doubts)
+    promising = []
+    for size, (speed, doubt) in expected.items():
+        below = max((a for a in sizes if a < size), default=None)
+        at_most = speed * (1 + doubt) if size in outside else speed
+        if below is not None:
+            at_most = min(at_most, known[below] / below * size)
+        if at_most > _BETTER * best or (size * _FEWER < enough and speed >= best):
+            promising.append(size)
+    return _least_known(promising, doubts)
+
+
+def _least_known(sizes: Collection[int], doubts: Mapping[int, float]) -> int | None:
+    return max(sizes, key=lambda size: (doubts[size], -size), default=None)
 
 
 def _of_this_job(history: Sequence[Observation]) -> list[Observation]:
@@ -120,15 +193,23 @@ def _of_this_job(history: Sequence[Observation]) -> list[Observation]:
     for one in history:
         kept.append(one)
         last = kept[-_OTHER_LOOKS:]
-        if any((o.workers, o.servers) != (one.workers, one.servers) for o in last):
+        if any(_size(o) != _size(one) for o in last):
             continue
-        before = [o.speed for o in kept if (o.workers, o.servers) == (one.workers, one.servers)]
+        before = [o.speed for o in kept if _size(o) == _size(one)]
         if len(before) < _LOOKS + _OTHER_LOOKS:
             continue
         changes = [o.speed / median(before[:-_OTHER_LOOKS]) - 1 for o in last]
         if min(changes) > _OTHER or max(changes) < -_OTHER:
             kept = last
     return kept
+
+
+def shortened(history: list[Observation]) -> list[Observation]:
+    """Without the middle of a long stay: what was seen at other sizes is not forgotten over it."""
+    last = history[-_STAY_MAX - 1 :]
+    if len(last) > _STAY_MAX and len(set(map(_size, last))) == 1:
+        del history[-_STAY_MAX + _LOOKS]
+    return history[-_HISTORY_MAX:]
 
 
 @dataclass
@@ -141,7 +222,9 @@ class _Window:
 
 @dataclass
 class Autoscaler:
-    """Looks at a job of a sync word, window by window, and tells of each new proposal once."""
+    """Looks at a job, window by window, and tells of each new proposal once. `sync` is its word, unless
+    workers say another.
+    """
 
     limits: Autoscale
     sync: str
@@ -169,7 +252,7 @@ class Autoscaler:
         if size != self._size:  # also if a worker was replaced
             # In static order fewer workers have the whole of a batch from the next pass on.
             fewer = self._size is not None and workers < len(self._size[1])
-            by_pass = fewer and parse(self.sync).order(workers) == "static"
+            by_pass = fewer and (board.policy or parse(self.sync)).order(workers) == "static"
             self._size, self._steps, self._window = size, steps, None
             self._epoch = max(report.epoch for report in said) if by_pass else -1
         done = {r.rank: (r.time, r.samples or r.step) for r in said}
@@ -184,7 +267,7 @@ class Autoscaler:
         self._window = _Window(now, done)
         if speed <= 0:  # nothing was trained: an evaluation, or everybody waits
             return None
-        self.history = [*self.history, Observation(workers, servers, speed)][-_HISTORY_MAX:]
+        self.history = shortened([*self.history, Observation(workers, servers, speed)])
         proposal = propose(self.history, self.limits)
         if (news := (proposal.workers, proposal.settled)) in (self._said, (workers, False)):
             return None

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import sqrt
 from statistics import median
 
 import numpy as np
 
-# Two windows at one size differ by so much; a fit that is worse than that is trusted less.
+# Windows at one size differ by so much; where they, or the fit, are worse than that it is trusted less.
 _NOISE = 0.05
 # Before anything was seen, a part may be this much of the whole time.
 _PRIOR = 0.5
@@ -42,12 +41,20 @@ class Model:
 
     def speed(self, workers: int, servers: int) -> float:
         """Expected samples a second."""
-        return self.unit.speed / float(_features(workers, servers, self.unit) @ self.parts)
+        return self.expected([workers], servers)[workers][0]
 
     def doubt(self, workers: int, servers: int) -> float:
         """The standard error of that, as a part of it: where it is large, a look would teach much."""
-        row = _features(workers, servers, self.unit) * (self.speed(workers, servers) / self.unit.speed)
-        return self.noise * sqrt(float(row @ self.inverse @ row))
+        return self.expected([workers], servers)[workers][1]
+
+    def expected(self, sizes: Sequence[int], servers: int) -> dict[int, tuple[float, float]]:
+        """Speed and doubt of each of these numbers of workers."""
+        rows = _features(np.array(sizes, float), np.full(len(sizes), float(servers)), self.unit)
+        speeds = 1 / (rows @ self.parts)
+        rows *= speeds[:, None]
+        doubts = self.noise * np.sqrt(((rows @ self.inverse) * rows).sum(axis=1))
+        pairs = zip((self.unit.speed * speeds).tolist(), doubts.tolist(), strict=True)
+        return dict(zip(sizes, pairs, strict=True))
 
 
 def fit(seen: Sequence[Observation]) -> Model:
@@ -56,15 +63,16 @@ def fit(seen: Sequence[Observation]) -> Model:
     sizes: dict[tuple[int, int], list[float]] = {}
     for one in seen:
         sizes.setdefault((one.workers, one.servers), []).append(one.speed)
-    rows = np.array(
-        [_features(*size, unit) * (median(speeds) / unit.speed) for size, speeds in sizes.items()]
-    )
+    workers, servers = np.array(list(sizes), float).T
+    speeds = np.array([median(values) for values in sizes.values()])
+    rows = _features(workers, servers, unit) * (speeds / unit.speed)[:, None]
+    spread = [v / speed - 1 for values, speed in zip(sizes.values(), speeds, strict=True) for v in values]
     ones = np.ones(len(sizes))
     parts = np.zeros(rows.shape[1])
     # With one number of servers nothing can be known of what servers cost.
-    columns = 3 if len({servers for _, servers in sizes}) == 1 else rows.shape[1]
+    columns = 3 if len({count for _, count in sizes}) == 1 else rows.shape[1]
     parts[:columns] = nnls(rows[:, :columns], ones)
-    noise = max(_NOISE, float(np.abs(rows @ parts - ones).max()))
+    noise = max(_NOISE, float(np.abs(rows @ parts - ones).max()), float(np.square(spread).mean()) ** 0.5)
     known = rows.T @ rows + (noise / _PRIOR) ** 2 * np.eye(rows.shape[1])
     return Model(unit, parts, np.linalg.inv(known), noise)
 
@@ -90,6 +98,6 @@ def nnls(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
     return best
 
 
-def _features(workers: int, servers: int, unit: Observation) -> np.ndarray:
+def _features(workers: np.ndarray, servers: np.ndarray, unit: Observation) -> np.ndarray:
     w, s = workers / unit.workers, servers / unit.servers
-    return np.array([1 / w, 1.0, w, 1 / s, w / s, s])
+    return np.stack([1 / w, np.ones_like(w), w, 1 / s, w / s, s], axis=1)
