@@ -161,3 +161,43 @@ def test_the_commands_that_look_at_checkpoints(tmp_path: Path) -> None:
     broken = jobs.shoal("ckpt", "verify", str(url))
     assert broken.returncode == 1
     assert "part-0-0.safetensors is damaged" in broken.stderr
+
+
+def test_no_older_one_stands_for_a_newest_that_is_damaged(tmp_path: Path) -> None:
+    jobs, url, out = Jobs(tmp_path), tmp_path / "ckpt", tmp_path / "model.safetensors"
+    with shoal.connect("memory://") as client:
+        client.tensor("w", np.ones((2, 3), np.float32), optimizer=shoal.optim.SGD(lr=0.1))
+        first, second = (client.save(str(url)) for _ in range(2))
+    (url / "000009-00000000").mkdir()  # its saving was broken off
+    exported = jobs.shoal("ckpt", "export", str(url), str(out))
+    assert exported.stdout.startswith(f"{second}, made "), exported.stderr
+    out.unlink()
+    path = url / second / "manifest.json"
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+    for verb in (["verify", str(url)], ["show", str(url)], ["export", str(url), str(out)]):
+        done = jobs.shoal("ckpt", *verb)
+        assert (done.returncode, done.stdout, done.stderr) == (
+            1,
+            "",
+            f"error: checkpoint {url}/{second} is damaged: manifest.json does not fit its checksum; "
+            f"an older one may be whole, name it: {url}/{first}\n",
+        )
+    assert not out.exists()
+    assert jobs.shoal("ckpt", "export", f"{url}/{first}", str(out)).returncode == 0
+
+
+def test_a_job_says_which_checkpoint_it_passed_over_and_why(tmp_path: Path) -> None:
+    jobs, url = Jobs(tmp_path), tmp_path / "ckpt"
+    with shoal.connect("memory://") as client:
+        first, second = (client.save(str(url)) for _ in range(2))
+    (url / second / "part-0-0.safetensors").write_bytes(b"damaged")
+    done = jobs.run("--workers", "1", "--checkpoint", str(url), "--every", "1h", SCRIPT, "8", "1", "0")
+    assert done.returncode == 0, done.stderr
+    said = f"checkpoint {second} was passed over: "
+    [event] = [one["text"] for one in jobs.record()["events"] if one["text"].startswith(said)]
+    assert "part-0-0.safetensors is damaged" in event
+    assert event in jobs.path("logs/job.log").read_text()
+    assert event in jobs.shoal("status", "job").stdout
+    assert f"going on from checkpoint {first} of {url}" in done.stderr

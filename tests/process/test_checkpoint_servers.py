@@ -17,7 +17,7 @@ import shoal
 from shoal.checkpoint.manifest import find
 from shoal.checkpoint.place import Place
 from shoal.collective.group import Lone
-from shoal.errors import BadInput, Mismatch, Refused
+from shoal.errors import BadInput, Mismatch, Refused, Unavailable
 from shoal.sync.words import as_policy
 from shoal.train.worker import Worker
 
@@ -75,6 +75,18 @@ def test_a_damaged_part_is_refused_before_any_row_changes(tmp_path: Path) -> Non
         with pytest.raises(Refused, match=r"server 1: checkpoint file .*part-1-0.* is damaged"):
             client.load(str(tmp_path / name))
         assert rows_of(client) == before
+
+
+def test_what_a_server_cannot_read_now_is_not_taken_for_damage(tmp_path: Path) -> None:
+    with shoal.LocalCluster(servers=2) as cluster, cluster.connect() as client:
+        items = client.table("items", dim=8, optimizer=ADAGRAD)
+        items.push(np.arange(500), np.ones((500, 8), np.float32))
+        _, name = client.save(str(tmp_path)), client.save(str(tmp_path))
+        path = tmp_path / name / "part-1-0.safetensors"
+        path.unlink()
+        path.symlink_to(tmp_path / "not mounted")
+        with pytest.raises(Unavailable, match=r"server 1: cannot read .*part-1-0.safetensors: No such file"):
+            client.load(str(tmp_path))
 
 
 COUNTING = """

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from run_jobs import DEADLINE_S, Jobs, wait_until
 
+from shoal.fleet.local import LocalCluster
 from shoal.launch.saver import Saver
+from shoal.store.rounds import Rounds
 
 pytestmark = pytest.mark.process
 SCRIPT = str(Path(__file__).with_name("counting_script.py"))
@@ -107,6 +109,36 @@ def test_a_save_that_fails_is_said_and_so_is_that_the_last_one_failed(jobs: Jobs
     assert jobs.record()["reason"] in last
 
 
+def test_it_learns_that_the_model_lies_on_the_workers(tmp_path: Path) -> None:
+    """Of a worker that left without its state a checkpoint is made, until that would be all of a model."""
+    (tmp_path / "logs").mkdir()
+    waiting: dict[int, Callable[[], None]] = {}
+    with LocalCluster() as cluster:
+        with cluster.connect() as client:
+            rounds = Rounds(client, 0, 1)
+            rounds.open(take="each", quorum=1, count=1, slack=-1)
+            rounds.advance(0, weight=1.0)
+            rounds.leave()
+        url, hear = str(tmp_path / "checkpoints"), waiting.__setitem__
+        saver = Saver(cluster, url, 0.1, tmp_path, False, watch_once=hear, say=lambda text: None)
+
+        def until(condition: Callable[[], object]) -> None:
+            end = time.monotonic() + DEADLINE_S
+            while not condition():
+                ready, _, _ = select.select(list(waiting), [], [], max(0.0, end - time.monotonic()))
+                assert ready, saver.record
+                for descriptor in ready:
+                    waiting.pop(descriptor)()
+
+        until(lambda: saver.record.name and not saver.record.problem)
+        saver.needs(True)
+        until(lambda: saver.record.problem)
+        assert "the model lies on the workers, and none has added its state" in str(saver.record.problem)
+        saver.needs(False)
+        until(lambda: not saver.record.problem)
+        saver.end()
+
+
 def test_one_that_cannot_begin_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     cluster: Any = SimpleNamespace(address="no address", token_file=tmp_path / "token")
@@ -117,7 +149,7 @@ def test_one_that_cannot_begin_is_given_up(tmp_path: Path) -> None:
         str(tmp_path / "checkpoints"),
         1.0,
         tmp_path,
-        "bsp",
+        False,
         watch_once=waiting.__setitem__,
         say=events.append,
     )

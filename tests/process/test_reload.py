@@ -60,12 +60,15 @@ def test_lost_shards_go_back_to_the_checkpoint_and_say_which_versions_went(tmp_p
         pusher = Pusher(client)
         pusher.start()
         pusher.pushes_on()
-        client.save(url)
+        name = client.save(url)
+        (tmp_path / "000009-a").mkdir()  # its saving was broken off
         pusher.pushes_on()
         os.kill(cluster.servers[1].pid, signal.SIGKILL)
         lost_shards = cluster.shards_of({1})
         assert cluster.add_server().index == 2
-        reload(control, url, [1], together=False)
+        found, [passed_over] = reload(control, url, [1], together=False)
+        assert found.name == name
+        assert "000009-a is not complete" in passed_over
         pusher.pushes_on()
         pusher.enough.set()
         pusher.join(DEADLINE_S)

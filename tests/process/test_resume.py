@@ -13,6 +13,7 @@ from shoal.checkpoint.place import Place
 pytestmark = pytest.mark.process
 SCRIPT = str(Path(__file__).with_name("dropout_script.py"))
 EPOCHS = "6"
+CASES = [("bsp", 1), ("allreduce", 1), ("allreduce", 2)]
 
 
 def newest(url: Path) -> str:
@@ -26,16 +27,20 @@ def steps(url: Path) -> int:
     return max(manifest_.latest(Place(str(url))).clocks, default=0)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("sync", ["allreduce", "bsp"])
-def test_a_killed_job_ends_with_the_same_bits(tmp_path: Path, sync: str) -> None:
+@pytest.mark.parametrize(
+    ("sync", "optimizers"),
+    [("bsp", 2), *(pytest.param(*case, marks=pytest.mark.soak) for case in CASES)],
+)
+def test_a_killed_job_ends_with_the_same_bits(tmp_path: Path, sync: str, optimizers: int) -> None:
     url, let_alone, killed = tmp_path / "ckpt", Jobs(tmp_path / "a"), Jobs(tmp_path / "b")
+    for jobs in (let_alone, killed):
+        jobs.environment["OPTIMIZERS"] = str(optimizers)
     saves = ["--sync", sync, "--checkpoint", str(url), "--every", "0.3s"]
     with (
         let_alone.started("--sync", sync, SCRIPT, str(tmp_path / "whole"), EPOCHS, "0") as whole,
         killed.started(*saves, SCRIPT, str(tmp_path / "again"), EPOCHS, "0.05") as process,
     ):
-        wait_until(lambda: steps(url) > 0)
+        wait_until(lambda: steps(url) > 2)  # which show that schedules move with them
         pids = killed.pids()
         assert process.poll() is None
         os.kill(pids[0], signal.SIGKILL)
@@ -43,7 +48,8 @@ def test_a_killed_job_ends_with_the_same_bits(tmp_path: Path, sync: str) -> None
         all_end(pids)
         assert (whole.wait(), (tmp_path / "again").exists()) == (0, False)
     at = steps(url)
-    assert 0 < at < 60
+    assert 0 < at < 60 * optimizers
+    assert at % optimizers == 0, "within a batch"
     shown = killed.shoal("ckpt", "show", str(url)).stdout
     assert f"state of worker 1: of step {at}, " in shown
     done = killed.shoal("run", "--name", "again", *saves, SCRIPT, str(tmp_path / "again"), EPOCHS, "0")
@@ -51,7 +57,7 @@ def test_a_killed_job_ends_with_the_same_bits(tmp_path: Path, sync: str) -> None
     for rank in "01":
         assert (tmp_path / "again" / rank).read_text() == (tmp_path / "whole" / rank).read_text()
     last = manifest_.latest(Place(str(url)))  # made behind the end, of what workers left
-    assert [(state.clock, state.why) for state in last.workers] == [(60, ""), (60, "")]
+    assert [(state.clock, state.why) for state in last.workers] == [(60 * optimizers, "")] * 2
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_one_that_is_stopped_while_it_loads_again_and_again_ends_with_the_same_b
         let_alone.started("--sync", sync, SCRIPT, str(tmp_path / "whole"), EPOCHS, "0") as whole,
         stopped.started(*saves, *script, "0.05") as process,
     ):
-        wait_until(lambda: steps(url) > 0, process)
+        wait_until(lambda: steps(url) > 2, process)
         process.send_signal(signal.SIGINT)
         assert (process.wait(), whole.wait()) == (130, 0)
     at, has = steps(url), [(state.clock, state.why) for state in manifest_.latest(Place(str(url))).workers]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.checkpoint import shards
 from shoal.checkpoint.client import check_writable
+from shoal.checkpoint.client import load as load_
 from shoal.checkpoint.client import save as save_
 from shoal.checkpoint.export import export
 from shoal.checkpoint.keep import Keeper
@@ -125,6 +126,54 @@ def test_what_is_damaged_is_refused_and_the_one_before_is_taken(
         assert contents(client) == before
         assert client.load(str(tmp_path)) == first
         assert contents(client) == saved
+
+
+@pytest.mark.parametrize("which", ["part-0-0.safetensors", "part-0.json", "manifest.json"])
+def test_what_cannot_be_read_now_is_no_damage_and_no_older_one_is_taken_for_it(
+    tmp_path: Path, which: str
+) -> None:
+    with shoal.connect("memory://") as client:
+        fill(client)
+        first = client.save(str(tmp_path))
+        client.table("items").push(np.arange(9), np.ones((9, 4), np.float32))
+        second = client.save(str(tmp_path))
+        saved = contents(client)
+        client.load(str(tmp_path / first))
+        path, away = tmp_path / second / which, tmp_path / "away"
+        path.rename(away)
+        path.symlink_to(tmp_path / "not mounted")
+        before = contents(client)
+        with pytest.raises(Unavailable, match=f"cannot read .*{second}/{which}"):
+            client.load(str(tmp_path))
+        assert contents(client) == before
+        away.replace(path)
+        assert client.load(str(tmp_path)) == second
+        assert contents(client) == saved
+
+
+def test_a_load_says_why_newer_ones_were_passed_over(tmp_path: Path) -> None:
+    with shoal.connect("memory://") as client:
+        fill(client)
+        first, second = (client.save(str(tmp_path)) for _ in range(2))
+        (tmp_path / second / "part-0.json").unlink()
+        (tmp_path / "000003-a").mkdir()
+        name, passed_over = load_(client, str(tmp_path), 10.0)
+        assert name == first
+        assert list(passed_over) == ["000003-a", second]
+        assert "has no manifest.json, so its saving was broken off" in passed_over["000003-a"]
+        assert f"{second}/part-0.json is damaged or gone" in passed_over[second]
+        assert load_(client, str(tmp_path / first), 10.0) == (first, {})
+
+
+def test_what_a_base_says_cannot_be_read_so_the_next_one_holds_all_rows(tmp_path: Path) -> None:
+    with shoal.connect("memory://") as client:
+        fill(client)
+        keeper = Keeper(client, str(tmp_path))
+        path = tmp_path / keeper.save() / "part-0.json"
+        path.unlink()
+        path.symlink_to(tmp_path / "not mounted")
+        client.table("items").push([1], np.ones((1, 4), np.float32))
+        assert find(Place(str(tmp_path)), keeper.save()).base is None
 
 
 def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

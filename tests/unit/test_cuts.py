@@ -273,6 +273,20 @@ def test_workers_are_called_and_the_cut_waits_until_all_are_ready() -> None:
     assert saved.workers == (0, 1, 2)
 
 
+def test_a_cut_within_a_batch_is_tried_again() -> None:
+    world = World(())
+    ready = m.AttendCut(rank=0, ready="000002-b", whole=(4, 6))
+    other = m.AttendCut(rank=1, ready="000002-b")  # whose steps end batches
+    world.cuts.attend(40, ready, 0.0)
+    world.cuts.attend(41, other, 0.0)
+    assert orders(world.begin(CALL, 1.0)) == {10: "save", 11: "save"}
+    assert orders(world.report(10, "begun", now=1.0, clocks=(5, 5))) == {10: "stop", 11: "stop"}
+    assert orders(world.cuts.tick(1.5)) == {10: "save", 11: "save"}
+    assert world.report(10, "begun", 2, now=1.5, clocks=(6, 5)) == []
+    assert orders(world.report(11, "begun", 2, now=1.5)) == {}
+    assert world.cuts.attend(40, ready, 1.5)[0][1].state == "made"
+
+
 def test_a_cut_waits_for_no_worker_that_left_or_does_not_come() -> None:
     world = World(())
     for rank in (0, 1):
@@ -320,6 +334,25 @@ def test_who_has_gone_without_a_word_is_waited_for_a_while() -> None:
         for peer in (10, 11):
             world.report(peer, did, now=11.1, clocks=(4, 4), part=part("a") if did == "saved" else None)
     assert orders(world.begin(CALL, 30.0)) == {10: "save", 11: "save"}  # and is waited for no more
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+def test_who_was_dismissed_is_not_waited_for_until_that_rank_comes_again(told_first: bool) -> None:
+    world = World(())
+    for rank in (0, 1):
+        world.cuts.attend(40 + rank, m.AttendCut(rank=rank, ready="000002-b"), 0.0)
+    happens = [
+        lambda: world.cuts.attend(60, m.AttendCut(rank=1, here=False, dismissed=True), 0.5),
+        lambda: world.cuts.closed(41, 0.5),
+    ]
+    for one in happens if told_first else reversed(happens):
+        one()
+    assert orders(world.begin(CALL, 1.0)) == {10: "save", 11: "save"}
+    world = World(())
+    world.cuts.attend(60, m.AttendCut(rank=1, here=False, dismissed=True), 0.5)
+    world.cuts.attend(41, m.AttendCut(rank=1), 1.0)  # the job was made larger again
+    world.cuts.closed(41, 2.0)
+    assert world.begin(CALL, 3.0) == []
 
 
 def test_a_save_tells_what_the_job_went_on_from_and_who_has_come_since() -> None:

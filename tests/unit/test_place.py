@@ -82,3 +82,14 @@ def test_an_answer_that_comes_late_but_in_time_is_taken(silent: threading.Event)
     with pytest.raises(Unavailable, match=f"cannot read {URL}/a: there is nothing"):
         Place(URL).read("a")
     timer.join()
+
+
+@pytest.mark.parametrize("url", ["s3//bucket/x", "s3:/bucket/x", "gs:bucket", "file:/ckpt", "hdfs//host/x"])
+def test_a_scheme_that_was_mistyped_is_no_directory(url: str) -> None:
+    with pytest.raises(BadInput, match=r"is .* meant"):
+        Place(url)
+
+
+@pytest.mark.parametrize("url", ["s3/bucket", "files/x", "./s3//x", "file"])
+def test_a_path_is_a_directory_here(url: str) -> None:
+    assert Place(url).url == url

@@ -2,7 +2,7 @@
 
 from shoal.config import CoordinatorOptions
 from shoal.fleet.coordinator import Coordinator, Outcome
-from shoal.fleet.decisions import Decision, decode, encode
+from shoal.fleet.decisions import LOSSES_MAX, Decision, LossTold, decode, encode
 from shoal.store import messages as m
 
 
@@ -114,7 +114,54 @@ def test_the_journal_keeps_as_many_losses_as_are_known() -> None:
     (before,) = world.lost()
     world.restart()
     assert world.lost() == (before,)
-    assert before.pushes == 4096
     assert len(world._journal) < 2 * 4096 + 20
     (news,) = world.ask(50, m.WatchPlacement(after=9, wait_s=1.0, heard=5000))
     assert news.takeovers == takeovers[-1:]
+
+
+def tell(world: World, *losses: m.Lost) -> None:
+    world.ask(100, m.WatchPlacement(after=1, wait_s=1.0, lost=losses, heard=5001))
+
+
+def totals(world: World) -> tuple[int, int]:
+    """Updates and pushes of all shards."""
+    found = world.lost()
+    return sum(one.last - one.version for one in found), sum(one.pushes for one in found)
+
+
+def test_what_was_lost_longer_ago_than_is_known_one_by_one_still_counts() -> None:
+    world = World(1)
+    for term in (2, 3, 4):
+        for shard in (0, 1):
+            tell(
+                world,
+                *(
+                    m.Lost(client=client, shard=shard, term=term, version=1, last=2 + client % 7, pushes=2)
+                    for client in range(1000)
+                ),
+            )
+    assert totals(world) == (6 * 7, 12_000)
+    assert len(world.lost()) == 6
+    tell(world, *(m.Lost(client=c, shard=2, term=9, version=1, last=3, pushes=1) for c in range(5000)))
+    assert totals(world) == (6 * 7 + 2, 17_000)
+    assert [(one.shard, one.term, one.pushes) for one in world.lost()] == [
+        *((shard, term, pushes) for shard in (0, 1) for term, pushes in ((0, 4000), (4, 2000))),
+        (2, 9, 5000),
+    ]
+    before = world.lost()
+    world.restart()
+    assert world.lost() == before
+    tell(world, m.Lost(client=4999, shard=2, term=9, version=1, last=3, pushes=1))  # not answered before
+    assert world.lost() == before
+
+
+def test_a_loss_counts_once_if_the_journal_ends_between_it_and_the_one_that_takes_its_place() -> None:
+    world = World(1)
+    tell(world, *(m.Lost(client=c, shard=0, term=2, version=1, last=3, pushes=1) for c in range(4097)))
+    newest = f"loss/{4097 % LOSSES_MAX}"
+    first = LossTold(number=1, lost=m.Lost(client=0, shard=0, term=2, version=1, last=3, pushes=1))
+    assert newest == first.key
+    journal = {newest: first, **{key: one for key, one in world._journal.items() if key != newest}}
+    world._journal = journal
+    world.restart()
+    assert totals(world) == (2, 4096)

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -147,24 +147,36 @@ def find_origin(restored: str) -> states.Origin | None:
         return None
 
 
-def load(client: Client, url: str, timeout_s: float, *, resume: bool = False) -> str:
-    """Make the store what the checkpoint is; its name. See `Client.load`."""
+class Loaded(NamedTuple):
+    """The name of the checkpoint that was loaded, and why newer ones were not, by their names."""
+
+    name: str
+    passed_over: dict[str, str]
+
+
+def load(client: Client, url: str, timeout_s: float, *, resume: bool = False) -> Loaded:
+    """Make the store what the checkpoint is. See `Client.load`.
+
+    Without a name, what is damaged is passed over. What cannot be read now (Unavailable) is not: it may be
+    whole, and an older one would silently take its place.
+    """
     place, name = split(url)
     if isinstance(client._directory, RemoteDirectory):
         _check_shared(place)
     if name is not None:
-        return _load(client, place, manifest_.find(place, name), timeout_s, resume)
+        return Loaded(_load(client, place, manifest_.find(place, name), timeout_s, resume), {})
     tried = manifest_.names(place)
     if not tried:
         raise BadInput(f"there is no checkpoint at {place.url}")
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
     for each in reversed(tried):
         try:
-            return _load(client, place, manifest_.find(place, each), timeout_s, resume)
+            return Loaded(_load(client, place, manifest_.find(place, each), timeout_s, resume), reasons)
         except Refused as error:
-            reasons.append(f"{each}: {error}")  # which may be of one that it is based on
-            _log.warning("%s; trying the one before", reasons[-1])
-    raise Refused(f"no checkpoint at {place.url} can be loaded: " + "; ".join(reasons[:_SHOWN_MAX]))
+            reasons[each] = str(error)  # which may be of one that it is based on
+            _log.warning("%s: %s; trying the one before", each, error)
+    shown = [f"{each}: {reason}" for each, reason in reasons.items()][:_SHOWN_MAX]
+    raise Refused(f"no checkpoint at {place.url} can be loaded: " + "; ".join(shown))
 
 
 def split(url: str) -> tuple[Place, str | None]:

@@ -5,9 +5,9 @@
 It joins the cluster of SHOAL_ADDRESS and saves every so many seconds, with the state of the workers (of those
 that have left the job what they put into DIRECTORY): the whole store at first, then only
 what changed, and the whole again when that has become as large. The newest two that stand by themselves are
-kept (four until it has made two), with what is based on them, and the one that the job went on from. A line
-on stdin asks for a last one; the end of stdin ends it at once. What came of each is a line on stdout: `saved`
-and its name, or `failed` and why.
+kept (four until it has made two), with what is based on them, and the one that the job went on from. On stdin
+`last` asks for a last one, `needs 1` (or 0) for none without the state of a worker; the end of stdin ends it
+at once. What came of each is a line on stdout: `saved` and its name, or `failed` and why.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Keeper:
 
     def __init__(self, client: Client, url: str, left: Place | None = None, needs: bool = False) -> None:
         self._client = client
-        self._left, self._needs = left, needs
+        self._left = left
+        self.needs = needs
         self._place = Place(url)
         self._base: str | None = None
         self._made: set[str] = set()  # the whole ones
@@ -79,7 +80,7 @@ class Keeper:
         return name
 
     def _save(self, base: str | None) -> str:
-        url, needs = self._place.url, self._needs
+        url, needs = self._place.url, self.needs
         return save(self._client, url, _SAVE_S, base, call_s=CALL_S, left=self._left, needs=needs)
 
     def _remove_old(self) -> None:
@@ -104,13 +105,30 @@ class Keeper:
             return False
 
 
+class Orders:
+    """What was said on stdin so far: whether a last checkpoint is to be made, and what all of them need."""
+
+    def __init__(self, needs: bool) -> None:
+        self.last = threading.Event()
+        self.needs = needs
+
+    def hear(self, line: str) -> None:
+        """The next line."""
+        word, _, value = line.strip().partition(" ")
+        if word == "needs":
+            self.needs = value == "1"
+        else:
+            self.last.set()
+
+
 def _run(url: str, every_s: float, left: str, needs: bool) -> None:
-    asked = threading.Event()
-    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+    orders = Orders(needs)
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     with connect() as client:
-        keeper = Keeper(client, url, Place(left), needs)
+        keeper = Keeper(client, url, Place(left))
         while True:
-            last = asked.wait(every_s)
+            last = orders.last.wait(every_s)
+            keeper.needs = orders.needs
             try:
                 _tell(f"saved {keeper.save()}")
             except ShoalError as error:
@@ -121,9 +139,9 @@ def _run(url: str, every_s: float, left: str, needs: bool) -> None:
                 return
 
 
-def _listen(asked: threading.Event) -> None:
-    for _ in sys.stdin:
-        asked.set()
+def _listen(orders: Orders) -> None:
+    for line in sys.stdin:
+        orders.hear(line)
     os._exit(0)  # nobody is there any more; whatever is being saved, the one before is whole
 
 

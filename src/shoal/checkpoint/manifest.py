@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from shoal.checkpoint.place import Place
-from shoal.errors import BadInput, Refused, ShoalError, Unavailable
+from shoal.errors import BadInput, Refused, Unavailable
 from shoal.store.catalogue import TableEntry, decode_setting
 from shoal.store.messages import PartInfo
 
@@ -126,17 +126,20 @@ def find(place: Place, name: str) -> Manifest:
     return manifest
 
 
-def latest(place: Place) -> Manifest:
-    """The newest that has a readable manifest."""
-    all_ = names(place)
-    for name in reversed(all_):
-        try:
-            return find(place, name)
-        except (Refused, Unavailable) as error:
-            last: ShoalError = error
-    if all_:
-        raise last
+def newest(place: Place, before: str | None = None) -> str:
+    """The name of the newest that was saved to its end, be it damaged since; of those `before` a name."""
+    there = [name for name in names(place) if before is None or name < before]
+    for name in reversed(there):
+        if MANIFEST in place.names(name):
+            return name
+    if there:
+        find(place, there[-1])  # says why it is none
     raise BadInput(f"there is no checkpoint at {place.url}")
+
+
+def latest(place: Place) -> Manifest:
+    """The manifest of the newest; Refused if it is damaged: an older one would be taken for the newest."""
+    return find(place, newest(place))
 
 
 def read_part(place: Place, manifest: Manifest, info: PartInfo) -> Part:
@@ -146,10 +149,16 @@ def read_part(place: Place, manifest: Manifest, info: PartInfo) -> Part:
 
 
 def read_checked(place: Place, name: str, sha256: str) -> bytes:
-    """The bytes of a file that must have this checksum."""
+    """The bytes of a file that must have this checksum; Refused if it has another, or the file is gone.
+
+    Unavailable: it is there and cannot be read now. That is no damage, and no reason to do without it.
+    """
     try:
         data = place.read(name)
     except Unavailable as error:
+        directory, _, file = name.rpartition("/")
+        if file in place.names(directory):
+            raise
         raise Refused(f"checkpoint file {place.url}/{name} is damaged or gone: {error}") from None
     if digest(data) != sha256:
         raise Refused(

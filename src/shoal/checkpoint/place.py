@@ -8,6 +8,7 @@ longer.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ _T = TypeVar("_T")
 # For one file, which may have gigabytes; clients of services mostly give up before, with a better reason.
 _ANSWER_S = 600.0
 _FLAT = frozenset({"s3", "s3a", "gs", "gcs", "memory"})
+# `s3//bucket`, `s3:/bucket`: a directory here would be made of it.
+_MISTYPED = re.compile(r"(s3a?|gs|gcs|hdfs|file|memory|abfs|az|https?)(//|:(?!//))")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hdfs": "hdfs"}
 
 
@@ -34,6 +37,10 @@ class Place:
         from fsspec.implementations.local import LocalFileSystem
 
         scheme = url.partition("://")[0] if isinstance(url, str) and "://" in url else "file"
+        if isinstance(url, str) and (found := _MISTYPED.match(url)):
+            raise BadInput(
+                f"checkpoint URL is {url!r}: is {found[1]}://... meant? A directory of that name is ./{url}"
+            )
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:

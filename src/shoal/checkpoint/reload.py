@@ -30,10 +30,16 @@ AGAIN = 3
 _log = logging.getLogger("shoal.checkpoint")
 _ASK_S = 30.0
 _RELOAD_S = 3600.0
+_SHOWN_MAX = 4
 
 
-def reload(control: ControlClient, url: str, lost: Collection[int], together: bool) -> Manifest:
-    """Have the shards of those servers read from the newest checkpoint that is whole; which one it was."""
+def reload(
+    control: ControlClient, url: str, lost: Collection[int], together: bool
+) -> tuple[Manifest, list[str]]:
+    """Have the shards of those servers read from the newest checkpoint that is whole.
+
+    Which one it was, and why newer ones were passed over.
+    """
     place = Place(url)
     here = list_tables(control, _ASK_S)
     reasons: list[str] = []
@@ -46,7 +52,7 @@ def reload(control: ControlClient, url: str, lost: Collection[int], together: bo
                 lost=tuple(lost), url=url, name=name, together=together, wait_s=0.9 * _RELOAD_S
             )
             control.ask(request, Done, _RELOAD_S)
-            return manifest
+            return manifest, reasons
         except Refused as error:
             reasons.append(f"{name}: {error}")
             _log.warning("%s; trying the one before", reasons[-1])
@@ -67,10 +73,11 @@ def _problems(manifest: Manifest, here: Sequence[TableEntry]) -> Iterator[str]:
             yield from differences(entry, old)
 
 
-def _said(manifest: Manifest, lost: Collection[int], together: bool) -> str:
+def _said(manifest: Manifest, reasons: Sequence[str], lost: Collection[int], together: bool) -> str:
     what = "all shards are" if together else f"the shards of server {', '.join(map(str, lost))} are"
     clocks = f", the workers' clocks at {', '.join(map(str, manifest.clocks))}" if together else ""
-    return f"{what} back at checkpoint {manifest.name} of {describe_time(manifest)}{clocks}"
+    newer = "".join(f"; passed over: {reason}" for reason in reasons[:_SHOWN_MAX])
+    return f"{what} back at checkpoint {manifest.name} of {describe_time(manifest)}{clocks}{newer}"
 
 
 def _end_with_parent() -> None:
@@ -94,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         with closing(ControlClient(Address.parse(environment.address), token)) as control:
-            print(_said(reload(control, parsed.url, lost, parsed.together), lost, parsed.together))
+            found, reasons = reload(control, parsed.url, lost, parsed.together)
+            print(_said(found, reasons, lost, parsed.together))
     except ShoalError as error:
         print(error)
         return AGAIN if isinstance(error, Unavailable | Timeout) else 1

@@ -14,7 +14,7 @@ from safetensors.numpy import save as save_tensors
 from shoal import _core
 from shoal.checkpoint.manifest import DataFile, Manifest, Part, digest, find, read_checked, read_part
 from shoal.checkpoint.place import Place
-from shoal.errors import Refused, from_core
+from shoal.errors import Refused, Unavailable, from_core
 from shoal.store.messages import PartInfo
 
 FILE_BYTES = 64 << 20
@@ -86,7 +86,10 @@ class Saving:
             return {}
         found: dict[int, int] = {}
         for info in base.parts:
-            part = read_part(place, base, info)
+            try:
+                part = read_part(place, base, info)
+            except Unavailable as error:  # or none would be made until it can be read again, if ever
+                raise Refused(f"nothing can be based on {base.name}: {error}") from None
             mine = {shard: v for shard, v in part.versions.items() if shard in self._heads}
             if mine and part.life != self._life:
                 return None

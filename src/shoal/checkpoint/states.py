@@ -60,7 +60,7 @@ class Origin:
         elif old is not None:
             try:
                 data, why = _data(self.place, name, old), ""
-            except Refused as error:
+            except (Refused, Unavailable) as error:
                 raise Unavailable(f"worker {rank} has made no step since {name}: {error}") from None
         since = (old and old.since) or name
         return write(place, directory, rank, clock, data, why, since)

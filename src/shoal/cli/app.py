@@ -99,7 +99,10 @@ def run(
     replication: _Replication = "strong",
     coordinators: _Coordinators = 1,
     etcd: _Etcd = None,
-    sync: Annotated[str, typer.Option(help="How workers synchronise: bsp, ssp:3, asp, ...")] = "bsp",
+    sync: Annotated[
+        str | None,
+        typer.Option(help="How workers synchronise: bsp, ssp:3, asp, ...", show_default="bsp"),
+    ] = None,
     batch: Annotated[str, typer.Option(help="split: a batch is cut over the workers; or each.")] = "split",
     on: Annotated[str, typer.Option(help="Where processes run: local, on this machine.")] = "local",
     seed: Annotated[int, typer.Option(help="Of initial values and the order of data.")] = 0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,16 +18,28 @@ from shoal.checkpoint.export import export as export_
 from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.place import Place
 from shoal.config import counted
-from shoal.errors import BadInput, ShoalError
+from shoal.errors import BadInput, Refused, ShoalError
 
 app = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
 _Url = Annotated[str, typer.Argument(help="Where they were saved, or one of them: URL/NAME.")]
 _console = Console(soft_wrap=True, highlight=False)
 
 
-def _which(url: str) -> tuple[Place, Manifest]:
+@contextmanager
+def _chosen(url: str) -> Iterator[tuple[Place, Manifest]]:
+    """The checkpoint of a URL/NAME, or else the newest there; if that is damaged, it is said what to try."""
     place, name = split(url)
-    return place, manifest_.latest(place) if name is None else manifest_.find(place, name)
+    try:
+        yield place, manifest_.latest(place) if name is None else manifest_.find(place, name)
+    except Refused as error:
+        raise Refused(f"{error}{_instead(place) if name is None else ''}") from None
+
+
+def _instead(place: Place) -> str:
+    with suppress(ShoalError):
+        older = manifest_.newest(place, before=manifest_.newest(place))
+        return f"; an older one may be whole, name it: {place.url}/{older}"
+    return "; there is no older one"
 
 
 @app.command()
@@ -50,7 +64,11 @@ def ls(url: _Url) -> None:
 @app.command()
 def show(url: _Url) -> None:
     """Show what a checkpoint holds; of several the newest."""
-    _, found = _which(url)
+    with _chosen(url) as (_, found):
+        _show(found)
+
+
+def _show(found: Manifest) -> None:
     whole = f"changes alone, based on {found.base}" if found.base else "all rows"
     _console.print(f"{found.name}, made {manifest_.describe_time(found)}: {whole}")
     parts = f"{found.rows:,} rows, {found.bytes:,} bytes in {counted(len(found.parts), 'part')}"
@@ -73,15 +91,18 @@ def show(url: _Url) -> None:
 @app.command()
 def verify(url: _Url) -> None:
     """Read every byte of a checkpoint; of several the newest. Exit code 1 if it is damaged."""
-    place, found = _which(url)
-    shards.check(place, found.name)
-    states.check(place, found)
+    with _chosen(url) as (place, found):
+        shards.check(place, found.name)
+        states.check(place, found)
     _console.print(f"{found.name}: all is as it was written")
 
 
 @app.command()
 def export(url: _Url, out: Annotated[Path, typer.Argument(help="The safetensors file to write.")]) -> None:
-    """Write the values of all tables and tensors to one file; optimizer state stays behind."""
-    place, found = _which(url)
-    for name, shape in export_(place, found, out).items():
+    """Write the values of all tables and tensors to one file, of several checkpoints those of the newest;
+    optimizer state stays behind."""
+    with _chosen(url) as (place, found):
+        written = export_(place, found, out)
+    _console.print(f"{found.name}, made {manifest_.describe_time(found)}:")
+    for name, shape in written.items():
         _console.print(f"{name} {list(shape)}")

@@ -33,10 +33,8 @@ def up(*, bind: str, token_file: Path | None, replicas: int, **options: Any) -> 
         path = token_file or cluster.token_file
         console.print(f"address     {cluster.address}")
         console.print(f"token file  {path}")
-        console.print(
-            f"connect     export SHOAL_ADDRESS={cluster.address} SHOAL_TOKEN_FILE={path.absolute()}"
-        )
-        console.print("            then shoal.connect() in Python, or `shoal status`")
+        console.print("To connect, then shoal.connect() in Python, or `shoal status`:")
+        console.print(f"export SHOAL_ADDRESS={cluster.address} SHOAL_TOKEN_FILE={path.absolute()}")
         console.print("Ctrl-C stops all.")
         console.file.flush()
         _watch(cluster, console, stop, copies=replicas > 0)

@@ -26,7 +26,7 @@ import msgspec
 from shoal.config import CoordinatorOptions
 from shoal.errors import BadInput, Refused, ShoalError, Unavailable, code_of
 from shoal.fleet.attendance import JOIN_S, RESTORED_S, Attendance
-from shoal.fleet.balance import ShardCosts
+from shoal.fleet.balance import Cost, ShardCosts
 from shoal.fleet.cuts import Cuts
 from shoal.fleet.decisions import (
     LEFT,
@@ -35,6 +35,7 @@ from shoal.fleet.decisions import (
     ClusterFormed,
     Decision,
     LifeBegan,
+    LossesFolded,
     LossTold,
     Placed,
     ServerGone,
@@ -72,9 +73,9 @@ class Coordinator:
         self._roster = Roster(options)
         self._losses = Losses()
         self._adopting: dict[int, int] = {}  # shards of lost servers -> who reads them from a checkpoint
-        self._placer = Placer(options.replicas)
+        self._placer = Placer(options.replicas, weak=options.weak)
         self._costs = ShardCosts(options.shards)
-        self._shard_costs: tuple[Sequence[float], ...] = ()
+        self._shard_costs: tuple[Cost, ...] = ()
         self._heard: dict[int, float] = {}  # when each server was last heard of
         self._watching: list[Watching] = []
         self._grants = Grants(client_ids_from)
@@ -320,8 +321,7 @@ class Coordinator:
 
     @_handle.register
     def _list_tables(self, request: m.ListTables, peer: int, now: float, outcome: Outcome) -> None:
-        entries = sorted(self._catalogue, key=lambda entry: entry.id)
-        later = [entry for entry in entries if entry.id > request.after]
+        later = sorted((one for one in self._catalogue if one.id > request.after), key=lambda one: one.id)
         page = m.TablePage(entries=tuple(later[:TABLES_PER_PAGE]), more=len(later) > TABLES_PER_PAGE)
         outcome.replies.append((peer, page))
 
@@ -448,7 +448,7 @@ class Coordinator:
                 self._catalogue.restore(decision.entry)
             case ClocksRestored():
                 self._cuts.restore(decision)
-            case TakenOver() | LossTold():
+            case TakenOver() | LossTold() | LossesFolded():
                 self._losses.apply(decision)
 
     def _evict(self, index: int, why: str, outcome: Outcome) -> None:

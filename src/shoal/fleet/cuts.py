@@ -214,6 +214,8 @@ class Cuts:
         work.clocks = work.clocks or report.clocks
         if work.stage == "begin" and self._call.splits_a_step(work.clocks):
             return self._pause(work, now, f"workers were within a step, at {_list(set(work.clocks))}")
+        if work.stage == "begin" and self._call.splits_a_batch(work.clocks):
+            return self._pause(work, now, f"a worker was within a batch, at {_list(set(work.clocks))}")
         if report.did == "saved":
             work.parts[index] = report.part
         if report.did != "begun" or work.stage == "begin":

@@ -140,7 +140,7 @@ class ClocksRestored(Decision, frozen=True, kw_only=True, tag="restored"):
     came: tuple[int, ...] = ()
 
 
-# Of takeovers, and of losses: so many are known, and the oldest give way.
+# Of takeovers, and of losses: so many are known one by one. Of older losses that is what they come to.
 LOSSES_MAX = 4096
 
 
@@ -164,6 +164,19 @@ class LossTold(Decision, frozen=True, kw_only=True, tag="loss"):
     @property
     def key(self) -> str:
         return f"loss/{self.number % LOSSES_MAX}"
+
+
+class LossesFolded(Decision, frozen=True, kw_only=True, tag="folded"):
+    """What those losses of a shard come to that are not known one by one any more, `number` being the last.
+
+    `lost`: of the newest of their terms, all clients together; `updates` and `pushes`: of the terms before.
+    """
+
+    KEY = "folded/{0.lost.shard}"
+    number: int
+    lost: Lost
+    updates: int = 0
+    pushes: int = 0
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
-from shoal.fleet.decisions import LOSSES_MAX, LossTold, TakenOver
+from shoal.fleet.decisions import LOSSES_MAX, LossesFolded, LossTold, TakenOver
 from shoal.store.messages import Lost, Takeover, WatchPlacement
+
+_Decision = TakenOver | LossTold | LossesFolded
 
 
 class Losses:
-    """The takeovers, and what clients say that they lost by them."""
+    """The takeovers, and what clients say that they lost by them.
+
+    Each loss counts once, as long as it is known one by one: a client that was not answered says it again.
+    """
 
     def __init__(self) -> None:
         self.number = 0  # of the last takeover
@@ -24,10 +29,12 @@ class Losses:
         self._takeovers: dict[tuple[int, int], TakenOver] = {}
         self._told = 0  # the number of the last loss
         self._lost: dict[tuple[int, int, int], LossTold] = {}  # by shard, term and client
+        self._by_number: dict[int, LossTold] = {}
+        self._folded: dict[int, LossesFolded] = {}  # by shard
 
-    def hear(self, request: WatchPlacement) -> list[TakenOver | LossTold]:
+    def hear(self, request: WatchPlacement) -> list[_Decision]:
         """What is new of what a server or a client says; it is known from now on."""
-        new: list[TakenOver | LossTold] = []
+        new: list[_Decision] = []
         for one in request.takeovers:
             if (one.shard, one.term) not in self._takeovers:
                 new.append(TakenOver(number=self.number + 1, takeover=one))
@@ -35,23 +42,45 @@ class Losses:
         for lost in request.lost:
             told = self._lost.get((lost.shard, lost.term, lost.client))
             if told is None or told.lost != lost:
-                new.append(LossTold(number=told.number if told else self._told + 1, lost=lost))
+                number = told.number if told else self._told + 1
+                # Before the one that takes its place in the journal: it is then in both, never in none.
+                if (oldest := self._by_number.get(number - LOSSES_MAX)) is not None:
+                    new.append(self._fold(oldest))
+                    self.apply(new[-1])
+                new.append(LossTold(number=number, lost=lost))
                 self.apply(new[-1])
         return new
 
-    def apply(self, decision: TakenOver | LossTold) -> None:
+    def apply(self, decision: _Decision) -> None:
         """Know that; also from the journal."""
-        if isinstance(decision, TakenOver):
-            self.number = max(self.number, decision.number)
-            self._takeovers[decision.takeover.shard, decision.takeover.term] = decision
-        else:
-            lost = decision.lost
-            self._told = max(self._told, decision.number)
-            self._lost[lost.shard, lost.term, lost.client] = decision
-        if len(self._takeovers) > LOSSES_MAX:
-            del self._takeovers[next(iter(self._takeovers))]
-        if len(self._lost) > LOSSES_MAX:
-            del self._lost[next(iter(self._lost))]
+        match decision:
+            case TakenOver():
+                self.number = max(self.number, decision.number)
+                self._takeovers[decision.takeover.shard, decision.takeover.term] = decision
+                if len(self._takeovers) > LOSSES_MAX:
+                    del self._takeovers[next(iter(self._takeovers))]
+            case LossTold():
+                self._told = max(self._told, decision.number)
+                self._by_number[decision.number] = self._lost[_key(decision)] = decision
+            case LossesFolded():
+                self._folded[decision.lost.shard] = decision
+                if (told := self._by_number.pop(decision.number, None)) is not None:
+                    del self._lost[_key(told)]
+
+    def _fold(self, told: LossTold) -> LossesFolded:
+        """What its shard's come to with this one."""
+        new = replace(told.lost, client=0)
+        if (known := self._folded.get(new.shard)) is None:
+            return LossesFolded(number=told.number, lost=new)
+        old = known.lost
+        if new.term > old.term:
+            updates, pushes = known.updates + max(0, old.last - old.version), known.pushes + old.pushes
+            return LossesFolded(number=told.number, lost=new, updates=updates, pushes=pushes)
+        if new.term == old.term:
+            both = replace(old, last=max(old.last, new.last), pushes=old.pushes + new.pushes)
+            return replace(known, number=told.number, lost=both)
+        # It came late: its updates are those that others of its term have told.
+        return replace(known, number=told.number, pushes=known.pushes + new.pushes)
 
     def news(self, request: WatchPlacement) -> tuple[int, tuple[Takeover, ...]]:
         """The number of the last takeover, and those that a client has not heard of."""
@@ -59,15 +88,27 @@ class Losses:
         return self.number, tuple(new) if request.server is None else ()
 
     def by_shard(self) -> tuple[Lost, ...]:
-        """For each shard and term: the newest version that any client was told of, and all their pushes."""
+        """For each shard and term: the newest version that any client was told of, and all their pushes.
+
+        What is only known all together, of terms long ago, is said as that of term 0, from version 0.
+        """
         found: dict[tuple[int, int], Lost] = {}
-        for (shard, term, _), told in sorted(self._lost.items(), key=lambda item: item[0]):
+        for shard, folded in self._folded.items():
+            found[shard, folded.lost.term] = folded.lost
+            if folded.updates or folded.pushes:
+                found[shard, 0] = Lost(
+                    shard=shard, term=0, version=0, last=folded.updates, pushes=folded.pushes
+                )
+        for (shard, term, _), told in self._lost.items():
             one = told.lost
             known = found.get((shard, term), Lost(shard=shard, term=term, version=one.version))
-            found[shard, term] = msgspec.structs.replace(
-                known, last=max(known.last, one.last), pushes=known.pushes + one.pushes
-            )
-        return tuple(found.values())
+            last, pushes = max(known.last, one.last), known.pushes + one.pushes
+            found[shard, term] = replace(known, last=last, pushes=pushes)
+        return tuple(one for _, one in sorted(found.items()))
+
+
+def _key(told: LossTold) -> tuple[int, int, int]:
+    return told.lost.shard, told.lost.term, told.lost.client
 
 
 def describe(losses: Sequence[Lost]) -> str:

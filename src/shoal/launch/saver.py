@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from shoal.checkpoint import manifest as manifest_
 from shoal.checkpoint import states
-from shoal.checkpoint.client import load
+from shoal.checkpoint.client import Loaded, load
 from shoal.checkpoint.place import Place
 from shoal.checkpoint.reload import AGAIN
 from shoal.fleet.local import LocalCluster
@@ -23,7 +24,6 @@ from shoal.launch.options import JobOptions
 from shoal.launch.records import SaveRecord
 from shoal.launch.worker import how_ended
 from shoal.store.rounds import Rounds
-from shoal.sync.words import parse
 from shoal.train.progress import PASSES_A_LOADER, DataUse, left_path, part_used, write_data_before
 
 _LOAD_S = 3600.0
@@ -31,27 +31,34 @@ _LAST_S = 600.0
 # It is given up when it has ended so often without a checkpoint between.
 _ENDS_MAX = 5
 _READ_BYTES = 1 << 16
+# Of checkpoints that were passed over; a damaged one takes along all that are based on it.
+_TOLD_MAX = 12
 # Of a script; of further ones what an earlier job trained would be counted again.
 _LOADERS_MAX = 64
 
 
-def go_on(cluster: LocalCluster, url: str, job: Path) -> str | None:
-    """Make a fresh cluster what the newest whole checkpoint at `url` is; its name, if there is one.
+def go_on(cluster: LocalCluster, url: str, job: Path) -> Loaded | None:
+    """Make a fresh cluster what the newest whole checkpoint at `url` is; which one, if there is any.
 
     What of the data is done already is put down in the directory `job`, so that it is not counted again.
     """
     if not manifest_.names(Place(url)):
         return None
     with cluster.connect() as client:
-        name = load(client, url, _LOAD_S, resume=True)
-        if manifest_.find(Place(url), name).clocks:  # it is of a job
+        loaded = load(client, url, _LOAD_S, resume=True)
+        if manifest_.find(Place(url), loaded.name).clocks:  # it is of a job
             write_data_before(job, _data_done(Rounds(client, 0, 1)))
-        return name
+        return loaded
 
 
-def told_of(options: JobOptions, name: str) -> Iterator[str]:
-    """What a user is told of the checkpoint that a job goes on from."""
+def told_of(options: JobOptions, loaded: Loaded) -> Iterator[str]:
+    """What a user is told of the checkpoint that a job goes on from, and of newer ones that it does not."""
     assert options.checkpoint is not None
+    name, passed_over = loaded
+    for newer, why in islice(passed_over.items(), _TOLD_MAX):
+        yield f"checkpoint {newer} was passed over: {why}"
+    if (more := len(passed_over) - _TOLD_MAX) > 0:
+        yield f"{more} more were passed over: {options.checkpoint} has them"
     yield f"going on from checkpoint {name} of {options.checkpoint}"
     found = manifest_.find(Place(options.checkpoint), name)
     for why, ranks in states.missing(found, options.workers).items():
@@ -77,8 +84,8 @@ def _data_done(rounds: Rounds) -> DataUse:
 class Saver:
     """A `shoal.checkpoint.keep` for this cluster, which is started again when it ends.
 
-    `record` is what came of it so far. `watch_once` calls back when a descriptor is readable; `say` tells the
-    user, and with an empty text only that `record` is another.
+    `record` is what came of it so far; what `needs` is says the method. `watch_once` calls back when a
+    descriptor is readable; `say` tells the user, and with an empty text only that `record` is another.
     """
 
     def __init__(
@@ -87,22 +94,28 @@ class Saver:
         url: str,
         every_s: float,
         job: Path,
-        sync: str,
+        needs: bool,
         *,
         watch_once: Callable[[int, Callable[[], None]], None],
         say: Callable[[str], None],
     ) -> None:
         left_path(job).mkdir(exist_ok=True)
         arguments = ["--url", url, "--every", str(every_s), "--left", str(left_path(job))]
-        arguments += ["--needs"] * (parse(sync).dense_home in ("peers", "shared"))
         log = job / "logs" / "checkpoint.log"
         self.record = SaveRecord()
-        self._start = partial(_start, cluster, "keep", arguments, log, subprocess.PIPE)
+        self._start_with = partial(_start, cluster, "keep", log=log, stdout=subprocess.PIPE)
+        self._arguments, self._needs = arguments, needs
         self._watch_once = watch_once
         self._say = say
         self._ends = 0  # since the last checkpoint
         self._process: subprocess.Popen[bytes]
         self._begin()
+
+    def needs(self, needs: bool) -> None:
+        """Whether a checkpoint is none without the state of a worker, since the model lies there."""
+        if needs != self._needs:
+            self._needs = needs
+            self._order(f"needs {int(needs)}")
 
     def end(self) -> None:
         """End it. Twice is harmless."""
@@ -127,11 +140,8 @@ class Saver:
             if self._process.poll() is not None:
                 self.end()
                 self._process = self._start()
-            assert self._process.stdin is not None  # of `_start`, both
-            assert self._process.stdout is not None
-            with suppress(OSError):
-                self._process.stdin.write(b"last\n")
-                self._process.stdin.flush()
+            assert self._process.stdout is not None  # of `_start`
+            self._order("last")
             ended = os.pidfd_open(self._process.pid)
             ready, _, _ = select.select([ended, *unless], [], [], _LAST_S)
             os.close(ended)
@@ -144,6 +154,15 @@ class Saver:
                 self._hear(said[-1] if said else b"failed it said nothing")
                 return self.record.problem
         return self._how_it_ended()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return self._start_with([*self._arguments, *["--needs"] * self._needs])
+
+    def _order(self, what: str) -> None:
+        assert self._process.stdin is not None  # of `_start`
+        with suppress(OSError, ValueError):  # it has ended; if another is started, it is told
+            self._process.stdin.write(f"{what}\n".encode())
+            self._process.stdin.flush()
 
     def _begin(self) -> None:
         self._process = self._start()

@@ -97,10 +97,10 @@ class _LocalDirectory:
 
     def cut(self, clocks: Sequence[int]) -> StoreSaved | None:
         """Shards are cut: what is to be known of the workers, also which are ready of those that were called.
-        None: it lies within a step.
+        None: it lies within a step, or a batch.
         """
         with self._attended:
-            if self.call.splits_a_step(clocks):
+            if self.call.splits_a_step(clocks) or self.call.splits_a_batch(clocks):
                 return None
             workers = self.call.made(clocks) if self.call.news.state == "begins" else ()
             restored, came = self.call.news.restored, self.call.came

@@ -27,6 +27,7 @@ class CutCall:
         self._attending: dict[int, AttendCut] = {}
         self._came: set[int] = set()  # since the clocks were taken back
         self._gone: set[int] = set()  # whose connection has ended, and nobody came in their place
+        self._dismissed: set[int] = set()  # in whose place nobody will come
 
     def open(self, url: str, name: str) -> None:
         """A cut is wanted."""
@@ -38,14 +39,19 @@ class CutCall:
             self._attending[peer] = request
             self._came.add(request.rank)
             self._gone.discard(request.rank)
+            self._dismissed.discard(request.rank)
         else:
             self._attending.pop(peer, None)
+        if request.dismissed:
+            self._gone.discard(request.rank)
+            self._dismissed.add(request.rank)
         return self.news
 
     def lost(self, peer: int) -> None:
         """Its connection has ended."""
         if (one := self._attending.pop(peer, None)) is not None:
-            self._gone |= {one.rank} - {other.rank for other in self._attending.values()}
+            here = {other.rank for other in self._attending.values()}
+            self._gone |= {one.rank} - here - self._dismissed
 
     @property
     def came(self) -> tuple[int, ...]:
@@ -73,6 +79,15 @@ class CutCall:
         """Whether a cut with these clocks lies within a step that workers make together."""
         ranks = [one.rank for one in self._attending.values() if one.aligned]
         return len({clocks[rank] for rank in ranks if rank < len(clocks)}) > 1
+
+    def splits_a_batch(self, clocks: Sequence[int]) -> bool:
+        """Whether a worker that is ready would go on behind some of the steps that it makes with a batch."""
+        there = [one for one in self._attending.values() if one.ready == self.news.name]
+        return any(
+            clocks[one.rank] not in one.whole
+            for one in there
+            if one.whole is not None and one.rank < len(clocks)
+        )
 
     def begins(self, does: bool) -> None:
         """The shards are being cut, or it is to be tried again later."""

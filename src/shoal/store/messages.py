@@ -200,6 +200,8 @@ class AttendCut(Request, frozen=True, kw_only=True, tag="attend"):
     """A worker asks whether a cut is wanted; `here`: it adds its state. `ready`: it has a copy for the
     checkpoint of that name. `aligned`: the cut must not lie within a step that it makes together with others.
     `stands`: it saves, and makes no step; `waits`: it may be in one that ends when others make theirs.
+    `whole`: it makes several steps with a batch, and has copies of these clocks, which lie between batches.
+    `dismissed`: the job was made smaller, and nobody will come in its place; who let it go says so.
     """
 
     rank: int
@@ -208,6 +210,8 @@ class AttendCut(Request, frozen=True, kw_only=True, tag="attend"):
     stands: bool = False
     waits: bool = False
     here: bool = True
+    whole: tuple[int, ...] | None = None
+    dismissed: bool = False
 
 
 class LoadStore(Request, frozen=True, kw_only=True, tag="load"):

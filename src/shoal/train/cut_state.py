@@ -5,6 +5,9 @@ copies the worker's state at the end of each step, and goes on; only the last fe
 the clocks of now, or later ones. When it is made the thread writes the copy that was taken at the worker's
 clock in it. So rows and what is written here are of the same step, and no step waits for a checkpoint.
 
+Where several steps are made with a batch, by several optimizers or one, a copy counts once the next batch is
+drawn: a cut within a batch is given up, for nobody could go on from there, and another is tried.
+
 A worker that went on from a checkpoint, and has made no step since, copies nothing: its state is in that one.
 What the script has drawn of random numbers since then is drawn again.
 """
@@ -26,6 +29,7 @@ from shoal.checkpoint.place import Place
 from shoal.errors import ShoalError
 from shoal.nn.module import table_modules
 from shoal.store.messages import AttendCut, CutNews
+from shoal.train.parameters import uncompiled
 from shoal.train.progress import left_path
 from shoal.train.random_state import random_state
 from shoal.train.state_bytes import copied
@@ -58,16 +62,16 @@ def _state(worker: Worker) -> dict[str, Any]:
 
 
 def _names(worker: Worker) -> dict[str, str]:
-    """By which table or tensor each key of the models' `state_dict` is known, for exports."""
+    """By which table or tensor each key of the models' `state_dict`, uncompiled, is known, for exports."""
     names: dict[str, str] = {}
     first: dict[int, str] = {}
     for lead, model in zip(worker.model_names, worker.models, strict=True):
         tables = {id(module.weight): module.table_name for _, module in table_modules(model)}
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            own = first.setdefault(id(parameter), lead + name)
-            names[lead + name] = tables.get(id(parameter), own)
+            own = first.setdefault(id(parameter), lead + uncompiled(name))
+            names[lead + uncompiled(name)] = tables.get(id(parameter), own)
         for name, buffer in model.named_buffers(remove_duplicate=False):
-            names[lead + name] = first.setdefault(id(buffer), lead + name)
+            names[lead + uncompiled(name)] = first.setdefault(id(buffer), lead + uncompiled(name))
     return names
 
 
@@ -81,6 +85,7 @@ class CutState:
         self._changed = threading.Condition()
         self._call: CutNews | None = None  # that is open
         self._copies: list[tuple[int, _Copy]] = []  # by clock
+        self._behind_step: tuple[int, _Copy] | None = None  # which may not be the last with its batch
         taken = worker.taken_back
         self._restored = taken.checkpoint if taken is not None and taken.own else ""
         self._stood = worker.clock, worker.steps_made  # when that was taken back
@@ -99,12 +104,24 @@ class CutState:
         """A step is being ended."""
         self._within = monotonic()
 
-    def boundary(self) -> None:
+    def boundary(self, *, ends_batch: bool = True) -> None:
         """The script's thread is between two steps: copy what is here, if a cut is wanted."""
-        worker, self._within = self._worker, None
+        worker, self._within, self._behind_step = self._worker, None, None
         if self._call is None or worker.strategy is None or not worker.strategy.between_steps:
             return
         taken = worker.clock, self._copy()
+        if ends_batch:
+            self._keep(taken)
+        else:
+            self._behind_step = taken
+
+    def draws(self) -> None:
+        """A batch begins: the last step was the last with the one before."""
+        if self._behind_step is not None:
+            taken, self._behind_step = self._behind_step, None
+            self._keep(taken)
+
+    def _keep(self, taken: tuple[int, _Copy]) -> None:
         with self._changed:
             self._copies = [*(one for one in self._copies if one[0] != taken[0]), taken]
             self._changed.notify_all()
@@ -199,7 +216,7 @@ class CutState:
 
     def _end(self) -> None:
         with self._changed:
-            self._call, self._copies = None, []
+            self._call, self._copies, self._behind_step = None, [], None
             self._changed.notify_all()
 
     def _attend(self, ready: str = "", *, here: bool = True) -> CutNews:
@@ -211,6 +228,7 @@ class CutState:
             stands=self.stands,
             waits=within is not None and monotonic() > within + _WAITS_S,
             here=here,
+            whole=tuple(at for at, _ in self._copies) if self._worker.several_steps else None,
         )
         news: CutNews = self._directory.attend(request)
         return news
