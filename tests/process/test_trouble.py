@@ -71,11 +71,25 @@ def test_one_whose_loss_explodes_is_refused(jobs: Jobs, tmp_path: Path) -> None:
             lambda: times.add(json.loads(jobs.path("progress/1.json").read_text())["time"]) or len(times) > 13
         )
         (tmp_path / "explode").touch()
-        wait_until(
-            lambda: "worker 1 is exploding: it counts nothing (its loss is 100 after 1." in events(jobs)
-        )
+        seen = "worker 1 is exploding: it counts nothing (its loss is 100 after 1"  # or 1.1, or 1.2
+        wait_until(lambda: seen in events(jobs), process)
         last, (well, other) = ends(process, tmp_path)
     assert well["row"] == well["steps"]
     assert other["refused"] > 0
     assert other["row"] == other["steps"] - other["refused"]
     assert f"; {other['refused']} steps of one worker counted nothing" in last
+
+
+@pytest.mark.soak  # a step's usual time is known after ten seconds
+def test_one_that_is_slow_is_scaled(jobs: Jobs, tmp_path: Path) -> None:
+    options = ["--sync", "asp", "--on-trouble", "slow=scale"]
+    with jobs.started(*options, SCRIPT, str(tmp_path), "slow") as process:
+        jobs.until("progress/1.json")
+        seen = "worker 1 is slow: it counts a tenth (a step takes it "
+        wait_until(lambda: seen in events(jobs), process)
+        last, (well, other) = ends(process, tmp_path)
+    assert well["row"] == well["steps"]
+    assert other["less"] > 0
+    assert other["row"] == pytest.approx(other["counted"], rel=1e-4)
+    assert other["counted"] == pytest.approx(other["steps"] - 0.9 * other["less"])
+    assert "counted nothing" not in last

@@ -86,6 +86,21 @@ def test_the_first_cause_decides() -> None:
     assert (verdict.code, verdict.ending.rank) == (3, 1)
 
 
+def test_who_is_killed_behind_its_training_ends_nobody_else_and_decides_at_the_end() -> None:
+    verdict = Verdict(restarts_max=3)
+    assert verdict.worker_ended(1, -9, joined=True, left=True) is None
+    verdict.worker_ended(0, 0, joined=True, left=True)
+    verdict.decide()
+    assert verdict.ending is None  # what is to be saved is saved
+    verdict.trained()
+    assert (verdict.code, verdict.ending.rank) == (137, 1)
+    verdict = Verdict()
+    verdict.worker_ended(1, -9, joined=True, left=True)
+    verdict.worker_ended(0, 5, joined=True)
+    verdict.trained()
+    assert verdict.code == 5
+
+
 def test_who_left_before_is_awaited_and_is_the_cause_if_it_fails() -> None:
     verdict = Verdict()
     verdict.worker_ended(0, 1, joined=True, left=True, behind=[1, 2])

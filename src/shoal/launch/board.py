@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.config import counted
+from shoal.errors import BadInput
+from shoal.sync.plain import from_plain
+from shoal.sync.policy import Policy
 from shoal.train.progress import DataUse, Progress, progress_path, read_progress
 
 # So many columns of what workers report fit beside the rest.
@@ -159,6 +163,18 @@ class Board:
             "loss": _mean([r.loss for r in here]),
             "staleness": _mean([r.staleness for r in here]),
         }
+
+    @property
+    def policy(self) -> Policy | None:
+        """How the workers synchronise, once one of them has said it."""
+        with suppress(BadInput):  # of no release of ours
+            return next((from_plain(said.policy) for said in self._progress if said.policy is not None), None)
+        return None
+
+    @property
+    def batch(self) -> str | None:
+        """How batches are handed out, once a worker has said it."""
+        return next((said.batch for said in self._progress if said.batch is not None), None)
 
     @property
     def data(self) -> DataUse | None:

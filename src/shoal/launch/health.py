@@ -3,8 +3,8 @@
 A worker is compared with its own past or with its peers, by median and median absolute deviation (MAD), so
 that a single odd report is no trouble:
 
-1. exploding: its loss is far above what it was;
-2. flat: its loss stands still while it steps;
+1. exploding: its loss is far above what it was, in several reports in a row;
+2. flat: its loss stands still while it steps, and while the script reports it anew;
 3. stuck: it does not step, and does not wait for others;
 4. slow: a step takes it far longer than its peers, not counting what it waits for them;
 5. nan: its loss or gradient was not finite. Without a policy that raises on the worker itself.
@@ -13,7 +13,7 @@ that a single odd report is no trouble:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -21,14 +21,16 @@ from statistics import median
 from shoal.data.patience import mad
 from shoal.errors import BadInput
 from shoal.launch.board import Board
+from shoal.train.progress import Progress
 
 KINDS = ("exploding", "flat", "stuck", "slow", "nan")
 # report: an event; scale: it counts a tenth; refuse: it counts nothing; replace: as if it had died.
 POLICIES = {"report": 1.0, "scale": 0.1, "refuse": 0.0, "replace": 1.0}
 _LOOKS_MAX = 120
 _DEVIATIONS = 8.0
-_EXPLODING_TIMES, _EXPLODING_LOOKS = 10.0, 10
-_FLAT_LOOKS = 60
+# Of a loss so many reports must be known before it explodes, and so many be far above them.
+_EXPLODING_TIMES, _EXPLODING_AFTER, _EXPLODING_REPORTS = 10.0, 10, 3
+_FLAT_REPORTS = 60
 _STUCK_S, _STUCK_TIMES = 30.0, 20.0
 # Less than this a step is noise, not trouble.
 _SLOW_TIMES, _SLOW_LOOKS, _SLOW_S = 2.0, 10, 0.005
@@ -36,14 +38,42 @@ _SLOW_TIMES, _SLOW_LOOKS, _SLOW_S = 2.0, 10, 0.005
 
 @dataclass(frozen=True)
 class Look:
-    """What a worker said at one moment; `waited_s` is what it has waited for others so far."""
+    """What a worker said at one moment; `reports` is how often it has told its loss so far, and `waited_s`
+    what it has waited for others.
+    """
 
     time: float
     step: int
     loss: float | None = None
+    reports: int = 0
     waited_s: float = 0.0
     waiting: bool = False
     nan_step: int | None = None
+
+    @staticmethod
+    def at(said: Progress) -> Look:
+        """As it stands in the worker's report."""
+        waits = bool(said.waiting_for) or said.state == "waiting"
+        return Look(said.time, said.step, said.loss, said.reports, said.waited_s, waits, said.nan_step)
+
+
+class Past:
+    """What one worker has said of late: all looks at it; and apart, since a script may report once a pass,
+    those that found a new report of its loss.
+    """
+
+    def __init__(self, looks: Iterable[Look] = ()) -> None:
+        self.looks: deque[Look] = deque(maxlen=_LOOKS_MAX)
+        self.reported: deque[tuple[int, float]] = deque(maxlen=_LOOKS_MAX)  # step and loss
+        for look in looks:
+            self.add(look)
+
+    def add(self, look: Look) -> None:
+        """The next one, in order of time."""
+        known = self.looks[-1].reports if self.looks else 0
+        if look.loss is not None and look.reports > known:
+            self.reported.append((look.step, look.loss))
+        self.looks.append(look)
 
 
 @dataclass(frozen=True)
@@ -80,12 +110,12 @@ class HealthWatch:
 
     def __init__(self, policies: Mapping[str, str]) -> None:
         self._policies = policies
-        self._looks: dict[int, deque[Look]] = {}
+        self._pasts: dict[int, Past] = {}
         self._told: set[tuple[int, str]] = set()
 
     def forget(self, rank: int) -> None:
         """Another process takes its place."""
-        self._looks.pop(rank, None)
+        self._pasts.pop(rank, None)
         self._told -= {(rank, kind) for kind in KINDS}
 
     def look(self, board: Board, now: float) -> list[tuple[Trouble, str]]:
@@ -93,24 +123,24 @@ class HealthWatch:
         for view in board.views:
             said = view.progress
             if said is None or not view.joined or view.ended or said.state not in ("training", "waiting"):
-                self._looks.pop(view.rank, None)
+                self._pasts.pop(view.rank, None)
                 continue
-            seen = self._looks.setdefault(view.rank, deque(maxlen=_LOOKS_MAX))
-            if not seen or said.time > seen[-1].time:
-                waits = bool(said.waiting_for) or said.state == "waiting"
-                seen.append(Look(said.time, said.step, said.loss, said.waited_s, waits, said.nan_step))
-        found = [t for t in find_trouble(self._looks, now) if (t.rank, t.kind) not in self._told]
+            past = self._pasts.setdefault(view.rank, Past())
+            if not past.looks or said.time > past.looks[-1].time:
+                past.add(Look.at(said))
+        found = [t for t in find_trouble(self._pasts, now) if (t.rank, t.kind) not in self._told]
         self._told |= {(trouble.rank, trouble.kind) for trouble in found}
         return [(trouble, self._policies[trouble.kind]) for trouble in found]
 
 
-def find_trouble(looks: Mapping[int, Sequence[Look]], now: float) -> list[Trouble]:
-    """All that is wrong, by the looks of each rank in order of time."""
-    step_s = {rank: _step_s(seen) for rank, seen in looks.items()}
+def find_trouble(pasts: Mapping[int, Past], now: float) -> list[Trouble]:
+    """All that is wrong, by the past of each rank."""
+    step_s = {rank: _step_s(past.looks) for rank, past in pasts.items()}
     found: list[Trouble] = []
-    for rank, seen in looks.items():
+    for rank, past in pasts.items():
+        seen = past.looks
         peers = [s for other, s in step_s.items() if other != rank and s is not None]
-        found += _loss(rank, [look.loss for look in seen if look.loss is not None], seen)
+        found += _loss(rank, past.reported)
         found += _stuck(rank, seen, now)
         found += _slow(rank, step_s[rank], peers)
         if seen and seen[-1].nan_step is not None:
@@ -118,17 +148,19 @@ def find_trouble(looks: Mapping[int, Sequence[Look]], now: float) -> list[Troubl
     return found
 
 
-def _loss(rank: int, losses: list[float], seen: Sequence[Look]) -> list[Trouble]:
-    if len(losses) <= _EXPLODING_LOOKS:
+def _loss(rank: int, reported: Sequence[tuple[int, float]]) -> list[Trouble]:
+    losses = [loss for _, loss in reported]
+    before, last = losses[:-_EXPLODING_REPORTS], losses[-_EXPLODING_REPORTS:]
+    if len(before) < _EXPLODING_AFTER:
         return []
-    *before, last = losses
     usual = median(before)
     limit = usual + max(_DEVIATIONS * mad(before), (_EXPLODING_TIMES - 1) * abs(usual))
-    if last > limit > 0:
-        return [Trouble(rank, "exploding", f"its loss is {last:.4g} after {usual:.4g}")]
-    moves = seen[-1].step > seen[0].step
-    if len(losses) >= _FLAT_LOOKS and moves and len(set(losses[-_FLAT_LOOKS:])) == 1:
-        return [Trouble(rank, "flat", f"its loss stands still at {last:.4g}")]
+    if min(last) > limit > 0:
+        return [Trouble(rank, "exploding", f"its loss is {last[-1]:.4g} after {usual:.4g}")]
+    lately = list(reported)[-_FLAT_REPORTS:]
+    moves = lately[-1][0] > lately[0][0]
+    if len(lately) == _FLAT_REPORTS and moves and len({loss for _, loss in lately}) == 1:
+        return [Trouble(rank, "flat", f"its loss stands still at {last[-1]:.4g}")]
     return []
 
 

@@ -37,8 +37,8 @@ class JobOptions:
     # More than one agree by an etcd, at these URLs.
     coordinators: int = 1
     etcd: str | None = None
-    # A word of `shoal.sync.words`: how the workers synchronise.
-    sync: str = "bsp"
+    # A word of `shoal.sync.words`: how workers synchronise, unless their script says otherwise. None: bsp.
+    sync: str | None = None
     # split: the loader's batch is cut over the workers; each: every worker takes whole ones.
     batch: str = "split"
     # Of rows' initial values and the order of data, where the script does not choose its own.
@@ -74,7 +74,7 @@ class JobOptions:
             raise BadInput(
                 f"replication is {self.replication!r}; allowed: strong, or, with --replicas 1 or more, weak"
             )
-        check_word(self.sync)
+        check_word(self.word)
         check_batch(self.batch)
         check_count("seed", self.seed, 0, SEED_MAX)
         parse_policies(self.on_trouble)
@@ -105,12 +105,18 @@ class JobOptions:
         return {name: getattr(self, name) for name in names}
 
     @property
+    def word(self) -> str:
+        """How workers synchronise whose script says nothing."""
+        return "bsp" if self.sync is None else self.sync
+
+    @property
     def summary(self) -> str:
         """How many of what, and the word."""
         servers = counted(self.servers, "server")
         if self.replicas:
             servers += f" with {counted(self.replicas, 'weak ' * (self.replication == 'weak') + 'replica')}"
-        return f"{counted(self.workers, 'worker')}, {servers}, sync {self.sync}"
+        sync = f"sync {self.word}" + " (default)" * (self.sync is None)
+        return f"{counted(self.workers, 'worker')}, {servers}, {sync}"
 
     @property
     def module(self) -> bool:

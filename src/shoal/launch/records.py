@@ -190,7 +190,7 @@ def make_job_directory(options: JobOptions) -> JobRecord:
             pid_started=process_started(os.getpid()) or 0,
             started=now,
             command=options.command,
-            sync=options.sync,
+            sync=options.word,
             batch=options.batch,
             seed=options.seed,
             replicas=options.replicas,

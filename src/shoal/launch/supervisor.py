@@ -31,26 +31,26 @@ from shoal.fleet.local import LocalCluster
 from shoal.launch.autoscale import Autoscaler
 from shoal.launch.board import Board
 from shoal.launch.crew import Crew
+from shoal.launch.eviction import evict
 from shoal.launch.guardian_process import GuardianProcess
-from shoal.launch.health import POLICIES, HealthWatch, Trouble, parse_policies
+from shoal.launch.health import HealthWatch, Trouble, parse_policies
 from shoal.launch.job_cluster import JobCluster
+from shoal.launch.job_sync import JobSync
 from shoal.launch.options import JobOptions
 from shoal.launch.records import JobRecord, WorkerRecord, find_job, make_job_directory
 from shoal.launch.saver import Saver, go_on, told_of
 from shoal.launch.screen import LogFile, Screen
 from shoal.launch.signals import Signals, Stopped
+from shoal.launch.treatment import treat
 from shoal.launch.verdict import Verdict
 from shoal.launch.worker import Worker, exit_code
 from shoal.launch.worker_environment import JobAddress, free_port, worker_environment
-from shoal.store.rounds import Rounds, client_name
-from shoal.sync.words import parse
 from shoal.train.progress import write_trust
 
 _TICK_S = 0.25
 # While processes are ending there is something to look at more often.
 _ENDING_TICK_S = 0.02
 _TERMINATE_S = 5.0
-_EVICT_S = 3.0
 # A worker that gives no sign of life for so long is replaced; it is found within a tick more.
 _LEASE_S = 2.0
 
@@ -124,6 +124,7 @@ class _Job:
         self._workers = self._crew.workers
         self._record = record
         self._board = Board(record.path, options.workers)
+        self._sync = JobSync(options)
         self._health = HealthWatch(parse_policies(options.on_trouble))
         self._restarting: set[int] = set()
         self._when_stopped: Callable[[], None] | None = None
@@ -131,7 +132,7 @@ class _Job:
         self._stopped_at: dict[int, float] = {}
         self._still: set[int] = set()  # that were said to be stopped, and not replaced
         self._leaving: dict[int, float] = {}  # until when
-        self._autoscaler = Autoscaler.of(options.autoscale, options.sync) if options.autoscale else None
+        self._autoscaler = Autoscaler.of(options.autoscale, options.word) if options.autoscale else None
         self._asked: dict[str, int] = {}  # numbers of workers and servers to go on with
 
     def run(self) -> int:
@@ -156,7 +157,7 @@ class _Job:
                 url,
                 every_s,
                 self._record.path,
-                self._options.sync,
+                self._sync.on_workers,
                 watch_once=self._watch_once,
                 say=self._report,
             )
@@ -167,7 +168,7 @@ class _Job:
             )
         if self._restored is not None:
             for line in told_of(self._options, self._restored):
-                self._screen.note(line)
+                self._event(line)
         self._start_workers()
         self._screen.note(
             f"job {self._record.name}: {self._options.summary}; logs in {self._record.path / 'logs'}"
@@ -259,7 +260,7 @@ class _Job:
             return
         if worker.rank >= self._options.workers:  # too many since `shoal scale`
             view.departed = True
-            self._evict(worker.rank)
+            self._evict(worker.rank, dismissed=True)
             self._forget(worker.rank)
             return
         # Those that are too many end for nobody's sake.
@@ -277,11 +278,9 @@ class _Job:
             self._event(again)
         self._write_record()
 
-    def _evict(self, rank: int) -> None:
-        """Fence a worker, so that nothing of it can take effect any more, and let nobody wait for it."""
+    def _evict(self, rank: int, *, dismissed: bool = False) -> None:
         try:
-            with self._cluster.connect(name=client_name(rank), lane="unix", timeout=_EVICT_S) as client:
-                Rounds(client, rank, self._options.workers).leave()
+            evict(self._cluster, rank, self._options.workers, dismissed=dismissed)
             self._evicted.add(rank)
         except ShoalError as error:
             # Then its successor does it, when it joins.
@@ -294,7 +293,8 @@ class _Job:
     def _report(self, text: str) -> None:
         """An event, if it has a text, that is in the record at once, with the job as it is now."""
         saved = None if self._saver is None else self._saver.record
-        self._record = msgspec.structs.replace(self._record, **self._fleet.record, checkpoint=saved)
+        known = {**self._fleet.record, **self._sync.record}
+        self._record = msgspec.structs.replace(self._record, **known, checkpoint=saved)
         if text:
             self._event(text)
         self._write_record()
@@ -307,6 +307,7 @@ class _Job:
 
     def _tick(self, now: float) -> None:
         changed = self._board.refresh()
+        self._follow_script()
         if self._options.timeout_s is not None and now > self._begin + self._options.timeout_s:
             self._verdict.timed_out(self._options.timeout_s)
         self._verdict.decide(now)
@@ -347,9 +348,7 @@ class _Job:
         before = self._options.workers
         try:
             options = dataclasses.replace(self._options, workers=workers)
-            with self._cluster.connect(lane="unix", timeout=_EVICT_S) as client:
-                spec = parse(options.sync).core_spec(workers)
-                Rounds(client, 0, workers).open(**spec, resize=True)
+            self._sync.resize(self._cluster, workers)
         except ShoalError as error:
             self._report(f"cannot go on with {counted(workers, 'worker')}: {error}")
             return
@@ -417,24 +416,21 @@ class _Job:
             self._report(f"{text}, and no restart is left: it is waited for until the others are done")
 
     def _troubled(self, trouble: Trouble, policy: str) -> None:
-        done = {
-            "scale": ": it counts a tenth",
-            "refuse": ": it counts nothing",
-            "replace": " and is replaced",
-        }
         worker = self._workers.get(trouble.rank)
         if policy == "replace" and not self._verdict.may_restart:
             policy = "report"
-        kind, did = trouble.kind, done.get(policy, "")
-        if kind == "nan":  # it abstains from such steps by itself, and all else that it sends counts
-            kind, did = "not finite", did if policy == "replace" else ""
-        else:
-            write_trust(self._record.path, trouble.rank, POLICIES[policy])
-        self._event(f"worker {trouble.rank} is {kind}{did} ({trouble.text})")
+        self._event(treat(self._record.path, trouble, policy))
         if policy == "replace" and worker is not None:
             self._evict(trouble.rank)
             worker.kill()
         self._write_record()
+
+    def _follow_script(self) -> None:
+        """It may say itself how its workers synchronise."""
+        if news := self._sync.look(self._board):
+            self._report(news)
+            if self._saver is not None:
+                self._saver.needs(self._sync.on_workers)
 
     def _look_for_missing(self) -> None:
         missing = self._board.missing()
@@ -486,9 +482,10 @@ class _Job:
         for path in (self._cluster.token_file, self._cluster.directory / "journal.db"):
             path.unlink(missing_ok=True)
         seconds = time.monotonic() - self._begin
+        self._verdict.trained()
         ending = self._verdict.ending
         if trained:
-            done = [self._board.summary(seconds, self._restored)]
+            done = [self._board.summary(seconds, self._restored and self._restored.name)]
             done += [f"{name} {value:.4g}" for name, value in self._board.figures().items()]
             self._screen.note(f"job {self._record.name} is done: {', '.join(done)}", "green")
         if ending is not None and ending.rank is not None:

@@ -2,7 +2,8 @@
 
 1. all workers ended with code 0 and had joined: 0;
 2. the first worker that fails: its code, 128 + signal if it was killed. One that died, without a chance to
-   leave the job, is started again instead, as often as the job allows. One that fails while another that left
+   leave the job, is started again instead, as often as the job allows. One that is killed when it has left
+   the job ends nobody else, and decides when all are done. One that fails while another that left
    the job before it is still ending may do so for that one's sake (a sys.exit): the other's end is awaited;
 3. a worker that ended with code 0 and never joined, or one that others wait for past the deadline: 2;
 4. a signal to the supervisor: 128 + its number, as shells do (Ctrl-C is 130);
@@ -45,6 +46,7 @@ class Verdict:
         self._replicas = replicas
         self._held: list[tuple[Ending, set[int]]] = []  # who has failed, and whose end is awaited first
         self._decide_at = math.inf
+        self._behind: Ending | None = None  # who was killed when it had left the job
 
     @property
     def code(self) -> int:
@@ -88,6 +90,9 @@ class Verdict:
             failed = Ending(returncode, f"worker {rank} failed with code {returncode}", rank)
             self._held.append((failed, set(behind)))
             self._decide_at = min(self._decide_at, now + _ENDING_S)
+        elif returncode < 0 and left:
+            how = f"{how_ended(returncode)}, behind its training"
+            self._behind = self._behind or Ending(exit_code(returncode), f"worker {rank} {how}", rank)
         elif returncode < 0:
             self._end(exit_code(returncode), f"worker {rank} {how_ended(returncode)}", rank)
         elif returncode > 0:
@@ -104,6 +109,10 @@ class Verdict:
         for failed, awaited in self._held:
             if not awaited or now >= self._decide_at:
                 self._end(failed.code, failed.sentence, failed.rank)
+
+    def trained(self) -> None:
+        """All have ended, and what is to be saved is saved: what happened behind the training counts now."""
+        self.ending = self.ending or self._behind
 
     def not_joined(self, rank: int, waiting: Sequence[int], seconds: float) -> None:
         """A worker has not joined in time, and others wait for it."""

@@ -36,7 +36,7 @@ def worker_environment(
         "SHOAL_TOKEN_FILE": str(where.token_file),
         "SHOAL_RANK": str(rank),
         "SHOAL_WORLD_SIZE": str(options.workers),
-        "SHOAL_SYNC": options.sync,
+        "SHOAL_SYNC": options.word,
         "SHOAL_BATCH": options.batch,
         "SHOAL_SEED": str(options.seed),
         "SHOAL_JOB": str(where.directory),

@@ -114,6 +114,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     ended: int = 0
     open: dict[int, int] = {}
     loss: float | None = None
+    # How often this life of it has told its loss: what stands there may be of long ago.
+    reports: int = 0
     staleness: float | None = None
     # The last step that was not finite, if it goes on in spite of that.
     nan_step: int | None = None
@@ -128,6 +130,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     # Of the whole job, by worker 0.
     data: DataUse | None = None
+    # How it synchronises (`shoal.sync.plain`), and how batches are handed out: as its script says.
+    policy: dict[str, Any] | None = None
+    batch: str | None = None
     pid: int = 0
     # Seconds since 1970: when the first life of its rank joined, when this one did, and when this was true.
     began: float = 0.0
@@ -135,7 +140,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     time: float = 0.0
 
 
-_FIELDS = frozenset(Progress.__struct_fields__) - {"rank", "pid", "began", "joined", "time", "samples_per_s"}
+_FIXED = {"rank", "pid", "began", "joined", "time", "samples_per_s", "policy", "batch"}
+_FIELDS = frozenset(Progress.__struct_fields__) - _FIXED
 _KEPT = ("step", "clock", "samples", "ended", "open", "data", "empty_steps")
 _DECODER = msgspec.json.Decoder(Progress)
 
@@ -189,7 +195,14 @@ class ProgressReport:
     0.25
     """
 
-    def __init__(self, job: Path | None = None, *, rank: int) -> None:
+    def __init__(
+        self,
+        job: Path | None = None,
+        *,
+        rank: int,
+        policy: dict[str, Any] | None = None,
+        batch: str | None = None,
+    ) -> None:
         now = time.time()
         self._path = None if job is None else progress_path(job, rank)
         # What an earlier life of the rank did counts on.
@@ -199,7 +212,8 @@ class ProgressReport:
             before = Progress(rank=rank, data=data)
         kept = {name: getattr(before, name) for name in _KEPT}
         began = before.began or now
-        self._value = Progress(rank=rank, pid=os.getpid(), began=began, joined=now, time=now, **kept)
+        fixed: dict[str, Any] = {"rank": rank, "pid": os.getpid(), "policy": policy, "batch": batch}
+        self._value = Progress(began=began, joined=now, time=now, **fixed, **kept)
         self._history = deque([(now, self._value.samples)])  # times and samples as they were written
         self._changed = threading.Condition()
         self._dirty = False

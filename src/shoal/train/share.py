@@ -28,4 +28,4 @@ class Share:
 
     samples: float = 0.0
     global_samples: float = 0.0
-    weight: float = 0.0  # in a round: the samples, unless the script says otherwise
+    weight: float = 0.0  # in a round: the samples, or what the script says, by what the worker is trusted

@@ -47,6 +47,13 @@ class Strategy(ABC):
         self.batch_rows: list[BatchRows] = []  # told of what is pushed
         self._marks: dict[int, tuple[int, int | None]] = {}  # of parameters, as Shoal left them
 
+    @property
+    def weighs_dense(self) -> bool:
+        """Whether a worker's trust counts when dense parameters are exchanged, and not as a factor of their
+        gradient.
+        """
+        return self.policy.meets
+
     # What a strategy is made of.
 
     @abstractmethod
@@ -80,8 +87,7 @@ class Strategy(ABC):
         self.drop(self.dense)
         for one in self.stepped:
             one.steps = 0
-        for rows in self.batch_rows:
-            rows.forget()
+        self.forget_rows()
         self.refresh()
 
     # Whether the model lies on the workers alone: then a worker without a state takes another's; and whether
@@ -146,6 +152,12 @@ class Strategy(ABC):
         if self.worker.rank == 0 and self.worker.comes_first():
             assign()
         self.worker.barrier()
+        self.forget_rows()
+
+    def forget_rows(self) -> None:
+        """Rows have other values than by this worker's pushes: what was pulled ahead is out of date."""
+        for rows in self.batch_rows:
+            rows.forget()
 
     def assign(self, dense: Sequence[Dense]) -> None:
         """Make what these parameters hold here the servers' values."""
@@ -204,19 +216,22 @@ class Strategy(ABC):
 
     def begin(self, one: Stepped) -> Share:
         """What the step is made of. Gradients are then those of a mean loss, as autocast did not scale them;
-        where they are not finite, or of a batch without samples, there are none, and the worker abstains.
+        where they are not finite, of a batch without samples, or of a worker that is refused, there are none,
+        and the worker abstains: a gradient of zeros would move what has momentum or decays.
+
+        What it is trusted with is in the share's weight, for rounds; elsewhere it is a factor.
         """
         share = self.worker.take_share(one.optimizer)
         if self.worker.rank == 0:
             self._follow(one)
-        factor = _unscale(one.optimizer)
+        factor, trust = _unscale(one.optimizer), self.worker.trust
         nan = factor is not None and self.worker.bears_nan and not is_finite(one)
-        if nan or factor is None or not self.worker.trust:
-            self.worker.progress.step_counts_nothing(self.worker.step if nan else None)
-        if nan or factor is None:
+        if nan or factor is None or not trust:
+            self.worker.progress.step_counts_nothing(self.worker.steps_made - 1 if nan else None)
             one.hide_gradients()
             share.weight = 0.0
             return share
+        share.weight *= trust
         if share.samples == share.weight == 0:  # a mean over nothing is no number
             one.hide_gradients()
         if self.policy.dense_home == "server":  # the store looks at what it is sent
@@ -226,9 +241,9 @@ class Strategy(ABC):
         if one.reduction == "sum" and share.samples:
             # As if the mean of this part were that of the whole batch, whose sum it then stands for.
             factor *= share.global_samples / share.samples
-        if not self.policy.clock.meets:  # where it does, it is the weight in the round
-            factor *= self.worker.trust
-        scale_gradients((d.parameter for d in one.dense), (use.module for use in one.tables), factor)
+        dense, tables = (d.parameter for d in one.dense), (use.module for use in one.tables)
+        scale_gradients(dense, (), factor if self.weighs_dense else factor * trust)
+        scale_gradients((), tables, factor if self.policy.rows_policy.meets else factor * trust)
         return share
 
     def _follow(self, one: Stepped) -> None:
