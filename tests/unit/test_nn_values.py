@@ -197,3 +197,18 @@ def test_the_gradient_of_weights_has_a_gradient(client: shoal.Client) -> None:
 
     (second,) = torch.autograd.grad(slope(by).sum(), by)
     torch.testing.assert_close(second, 2 * bag(POOL[:4].reshape(4, 1)).square().sum(1, keepdim=True))
+
+
+def test_rows_begin_as_torchs_embeddings_do(client: shoal.Client) -> None:
+    def begins(name: str, optimizer: shoal.optim.Optimizer = SGD) -> torch.Tensor:
+        emb = Embedding(name, 8, optimizer=optimizer)
+        emb.bind(client)
+        with torch.no_grad():
+            return emb(torch.arange(5000))
+
+    theirs, ours = torch.nn.Embedding(5000, 8).weight, begins("new")
+    torch.testing.assert_close(ours.mean(), theirs.mean(), rtol=0.0, atol=0.03)
+    torch.testing.assert_close(ours.std(), theirs.std(), rtol=0.0, atol=0.03)
+    assert begins("of ftrl", shoal.optim.FTRL(lr=0.1)).abs().max() == 0.0
+    client.table("there", dim=8, optimizer=SGD)
+    assert begins("there").abs().max() == 0.0  # a table that is there keeps its own

@@ -16,13 +16,13 @@ import torch
 
 from shoal.config import check_choice, check_count, check_name
 from shoal.errors import BadInput, Unbound
-from shoal.init import Initializer
+from shoal.init import Initializer, Normal
 from shoal.nn.gradient import Owner, RowGradient
 from shoal.nn.lookup import Pulled, lookup
 from shoal.nn.offer import Offer
 from shoal.nn.state import load_rows, save_rows
 from shoal.nn.torch_threads import share_threads
-from shoal.optim import Optimizer
+from shoal.optim import FTRL, Optimizer
 from shoal.store.arrays import as_keys
 from shoal.store.catalogue import DIM_MAX, describe
 from shoal.store.client import Client
@@ -113,6 +113,7 @@ class TableModule(torch.nn.Module):
             dim=self.dim,
             optimizer=chosen,
             init=self.init,
+            init_if_new=None if isinstance(chosen, FTRL) else Normal(1.0),
             seed=seed if self.seed is None else self.seed,
             wire=self.wire,
             retune=retune,

@@ -50,6 +50,7 @@ class TableRequest(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...] | None = None
     optimizer: optim.Optimizer | None = None
     init: init_.Initializer | None = None
+    init_if_new: init_.Initializer | None = None  # of one that is made, where `init` says nothing
     seed: int | None = None
     placement: Range | None = None
     brings_value: bool = False
@@ -178,7 +179,7 @@ class Catalogue:
             dim=math.prod(shape) if shape is not None else request.dim or 0,
             shape=shape,
             optimizer=request.optimizer,
-            init=request.init or init_.Zeros(),
+            init=request.init or request.init_if_new or init_.Zeros(),
             seed=request.seed or 0,
             placement=request.placement,
             written=not request.dense,

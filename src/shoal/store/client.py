@@ -175,6 +175,7 @@ class Client:
         dim: int | None = None,
         optimizer: Optimizer | None = None,
         init: Initializer | None = None,
+        init_if_new: Initializer | None = None,
         seed: int | None = None,
         wire: Codec = "fp32",
         placement: Range | None = None,
@@ -182,11 +183,11 @@ class Client:
     ) -> Table:
         """Create or open the table `name`.
 
-        To create one, `dim` and `optimizer` are needed; `init` is Zeros, `seed` 0 and keys are hashed
-        unless said otherwise. If it exists, what is given must agree with it (Mismatch shows both sides)
-        and what is not given is taken as it is; only hyper-parameters, such as lr, are updated, and with
-        `retune=False` they stay as well. `wire` is this handle's own: fp32, fp16, bf16 or int8 values on
-        the way.
+        To create one, `dim` and `optimizer` are needed; `init` is `init_if_new`, or else Zeros, `seed` 0
+        and keys are hashed unless said otherwise. If it exists, what is given must agree with it (Mismatch
+        shows both sides) and what is not given is taken as it is; only hyper-parameters, such as lr, are
+        updated, and with `retune=False` they stay as well. `wire` is this handle's own: fp32, fp16, bf16 or
+        int8 values on the way.
 
         >>> import shoal
         >>> client = shoal.connect("memory://")
@@ -200,6 +201,7 @@ class Client:
             dim=_check("dim", dim, int | np.integer, int),
             optimizer=_check("optimizer", optimizer, Optimizer),
             init=_check("init", init, Initializer),
+            init_if_new=_check("init_if_new", init_if_new, Initializer),
             seed=_check("seed", seed, int | np.integer, int),
             placement=_check("placement", placement, Range),
             retune=retune,
@@ -301,9 +303,9 @@ class Client:
         `url` is where `save` wrote, for the newest that is whole, or one of them (URL/NAME). It may have been
         saved by another number of servers. Tables that do not exist here are created; those that do must
         have the same layout, or Mismatch lists what differs. What is damaged is refused before anything
-        is changed. Nobody else should push meanwhile.
+        is changed; what cannot be read now is Unavailable. Nobody else should push meanwhile.
         """
-        name: str = _checkpoints().load(self, url, self._session.deadline(timeout))
+        name: str = _checkpoints().load(self, url, self._session.deadline(timeout)).name
         return name
 
     def rejoin(self) -> None:
@@ -400,7 +402,8 @@ def _check(name: str, value: Any, kind: Any, make: Any = None) -> Any:
         return None
     if isinstance(value, bool) or not isinstance(value, kind):
         expected = getattr(kind, "__name__", "int")
-        hint = f", such as an object of shoal.{name[:5]}" if name in ("optimizer", "init") else ""
+        hint = f", such as an object of shoal.{name[:5]}" if name == "optimizer" else ""
+        hint = ", such as an object of shoal.init" if name.startswith("init") else hint
         raise BadInput(f"{name} is {value!r}; allowed: {expected}{hint}")
     return value if make is None else make(value)
 
