@@ -52,7 +52,7 @@ sanitize: asan tsan ## C++ and store tests under ASan + UBSan, then under TSan
 fuzz: $(VENV)/.deps ## fuzz the frame parser and the sessions for FUZZ_SECONDS from a new seed; FUZZ_ARGS=... is passed on
 	scripts/fuzz $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
-soak: install ## what takes longer than `make test` allows; SOAK_ARGS=... is passed on
+soak: install build/data/.fetched ## what takes longer than `make test` allows; SOAK_ARGS=... is passed on
 	scripts/run_soak $(SOAK_ARGS)
 
 wheel: dist/.built ## build the wheel into dist/

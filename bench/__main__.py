@@ -1,7 +1,7 @@
 """`python -m bench [--quick] [--only S1,S2] [--json PATH]`: Shoal and its peers in one run, alternating.
 
-Prints medians, spreads, ratios, what is required, and the share of what the machine allows. The exit status
-says whether the run could be made, not whether it was fast: a benchmark asserts no time.
+Prints medians, spreads, ratios, what is required, and the share of what the machine allows. Exits with 1 if
+something required was missed.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ _FAMILIES = (sparse, dense, one_process, growth, idle, start, checkpoint, moves,
 _PACKAGES = ("shoal", "torch", "numpy", "fbgemm-gpu-cpu", "ray")
 
 
-def main() -> None:
+def main() -> int:
     arguments = _parse()
     plan = QUICK if arguments.quick else Plan()
     plan = replace(
@@ -62,11 +63,17 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(as_json(book, lines, environment), indent=1) + "\n")
     print(render(book, lines))
-    print("  ".join(f"{word} {count}" for word, count in counts(book, lines).items() if word != "-"))
+    verdicts = counts(book, lines)
+    print("  ".join(f"{word} {count}" for word, count in verdicts.items() if word != "-"))
+    return 1 if verdicts["MISS"] else 0
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Shoal and its peers, alternating.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Shoal and its peers, alternating.",
+        epilog="Exit code 1: a verdict is MISS. Without peers, or with --quick, that says little.",
+    )
     parser.add_argument("--quick", action="store_true", help="one short repetition of each, smaller tables")
     parser.add_argument("--only", metavar="S1,S2", help=f"of {','.join(WORKLOADS)}")
     parser.add_argument("--contenders", metavar="PREFIXES", help='only these, such as "shoal,sockets"')
@@ -98,4 +105,4 @@ def _version(package: str) -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -70,7 +70,7 @@ def table_rows(book: Book, lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
         subject = book.best(line.metric, line.subjects, line.lower_is_better)
         ours = book.median(line.metric, subject) if subject else None
         head = (line.metric, *_figure(book, line, subject))
-        tail = (line.goal, _share(book, line, ours))
+        tail = (line.goal, _share(book, line, subject))
         rows = [("", "", *cells) for cells in _bar_cells(line, ours)]
         rows += [(*_figure(book, line, peer), *cells) for peer, cells in _peer_cells(book, line, ours)]
         for i, row in enumerate(rows or [("", "", "", "", "")]):
@@ -117,9 +117,13 @@ def _figure(book: Book, line: Line, name: str | None) -> tuple[str, str]:
     return name, f"{value / line.scale:.4g} {line.unit} ±{book.spread(line.metric, name) / 2:.0%}"
 
 
-def _share(book: Book, line: Line, ours: float | None) -> str:
-    bound = book.median(line.limit, "machine") if line.limit else None
-    if ours is None or not bound:
+def _share(book: Book, line: Line, subject: str | None) -> str:
+    if subject is None or line.limit is None:
+        return ""
+    ours = book.median(line.metric, subject)
+    # A disk's bound is measured in the same session, where the files are.
+    bound = book.median(line.limit, "machine") or book.median(line.limit, subject)
+    if not ours or not bound:
         return ""
     return f"{(bound / ours if line.lower_is_better else ours / bound):.0%}"
 

@@ -71,7 +71,9 @@ def training(stack: ExitStack, server: bool, word: str, ledger: bool, steps: int
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.rows = shoal.nn.Embedding("fields", dim=DIM, optimizer=shoal.optim.Adagrad(lr=LR))
+            # Most rows are not born yet when they are pulled: making other first values is no part of this.
+            adagrad, zeros = shoal.optim.Adagrad(lr=LR), shoal.init.Zeros()
+            self.rows = shoal.nn.Embedding("fields", dim=DIM, optimizer=adagrad, init=zeros)
             self.tower = Tower()
 
         def forward(self, ids: Any, inputs: Any) -> Any:

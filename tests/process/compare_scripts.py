@@ -5,15 +5,18 @@ import sys
 import time
 from pathlib import Path
 
+from shoal.sync import parse
+from shoal.sync.plain import to_plain
 from shoal.train.environment import WorkerEnvironment, read_worker_environment
 from shoal.train.history import Moment, open_history, write_moment
 from shoal.train.progress import ProgressReport
 
 
-def join() -> tuple[WorkerEnvironment, ProgressReport]:
+def join(sync: str | None = None) -> tuple[WorkerEnvironment, ProgressReport]:
     """What `shoal.join()` does as far as a supervisor sees it; needs no torch."""
     here = read_worker_environment()
-    return here, ProgressReport(here.job, rank=here.rank)
+    policy = parse(sync or here.sync or "bsp")
+    return here, ProgressReport(here.job, rank=here.rank, policy=to_plain(policy))
 
 
 def silent() -> None:
@@ -30,6 +33,10 @@ def pretend() -> None:
     for step in range(3):
         metrics = {"loss": 1.0 / (step + 1) + (here.seed or 0), "auc": 0.5}
         write_moment(history, Moment(time=time.time(), steps=step, samples=step, metrics=metrics))
+
+
+def own() -> None:
+    join("ssp:2")
 
 
 def broken() -> None:

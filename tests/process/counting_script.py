@@ -15,7 +15,7 @@ import shoal.nn
 
 samples, epochs, pause_s, *files = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]
 worker = shoal.join()
-model = shoal.nn.Embedding("counts", dim=1)
+model = shoal.nn.Embedding("counts", dim=1, init=shoal.init.Zeros())
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 batches = DataLoader(TensorDataset(torch.arange(samples)), batch_size=8, shuffle=True)
 model, optimizer, batches = worker.prepare(model, optimizer, batches, reduction="sum")

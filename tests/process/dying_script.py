@@ -77,7 +77,7 @@ def until(name: str) -> None:
 class Counts(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.rows = shoal.nn.Embedding("counts", dim=1)
+        self.rows = shoal.nn.Embedding("counts", dim=1, init=shoal.init.Zeros())
         self.rounds = torch.nn.Parameter(torch.zeros(1))
         self.dense = torch.nn.Parameter(torch.zeros(SAMPLES))
 

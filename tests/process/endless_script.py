@@ -23,7 +23,7 @@ STEP_S = float(sys.argv[2]) / 1000 if len(sys.argv) > 2 else 0.0
 class Counts(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.rows = shoal.nn.Embedding("counts", dim=1)
+        self.rows = shoal.nn.Embedding("counts", dim=1, init=shoal.init.Zeros())
         self.batches = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -31,4 +31,5 @@ def test_a_job_of_two_workers_is_bounded(tmp_path: Path) -> None:
     for rank in range(WORKERS):
         history.add((tmp_path / f"{rank}.json").read_text())
     check(history, BOUND)
+    assert history.largest_lead() == BOUND
     assert len(history.reads) == 2 * STEPS * WORKERS

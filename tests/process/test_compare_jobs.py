@@ -2,6 +2,7 @@
 
 import json
 import signal
+import struct
 import subprocess
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def test_a_straggler_makes_others_wait_under_bsp(jobs: Jobs, tmp_path: Path) -> 
         ("silent", "compare_scripts.py reported nothing in its first run (sync bsp): call worker.report"),
         ("pretend", "target f1 >= 0.5: "),
         ("broken", "ValueError: a mistake in the script"),
+        ("own", "its shoal.join says sync ssp:2, so no word can be tried: leave out sync="),
     ],
 )
 def test_what_the_first_run_shows_ends_it(jobs: Jobs, tmp_path: Path, case: str, said: str) -> None:
@@ -63,6 +65,31 @@ def test_what_the_first_run_shows_ends_it(jobs: Jobs, tmp_path: Path, case: str,
     assert [path.name for path in out.iterdir()] == ["bsp-0"]
     if case == "pretend":
         assert "does not report 'f1'; it reports: auc, loss" in done.stderr
+
+
+def test_a_comparison_leaves_a_table_its_results_and_a_picture(jobs: Jobs, tmp_path: Path) -> None:
+    arguments = ["--sync", "bsp,ssp:1", "--seeds", "1", "--workers", "1", "--target", "loss=0.4"]
+    done = compare(jobs, tmp_path, *arguments, SCRIPT, "pretend")
+    assert done.returncode == 0, done.stderr
+    assert "[2/2] ssp:1, seed 0: " in done.stderr
+    assert " s, loss 0.3333" in done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["workers"], results["target"]) == (1, "loss <= 0.4")
+    assert [(run["word"], run["seed"], run["code"]) for run in results["runs"]] == [
+        ("bsp", 0, 0),
+        ("ssp:1", 0, 0),
+    ]
+    for run in results["runs"]:
+        points = [(steps, round(value, 3)) for _, steps, value in run["series"]["loss"]]
+        assert points == [(0, 1.0), (1, 0.5), (2, 0.333)]
+    for word, row in results["words"].items():
+        assert word in done.stdout
+        assert row["final loss"]["median"] == pytest.approx(1 / 3)
+        assert row["final loss"]["difference"] == (None if word == "bsp" else "not shown")
+        assert row["steps a worker to loss <= 0.4"]["median"] == 2
+    picture = (tmp_path / "compare.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert struct.unpack(">2I", picture[16:24]) == (750, 420)
 
 
 def test_a_run_that_fails_is_told_and_the_others_count(jobs: Jobs, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 DYING = str(Path(__file__).with_name("dying_script.py"))
 SAMPLES, BATCH, PASSES = 64, 8, 4  # of that script
 ROUNDS = ("bsp", "quorum:0.5")
-WORDS = ["asp", "quorum:0.5", "ssp:1", "softsync:2", "average:2", "easgd:2", "downpour:2,2"]
+WORDS = ["quorum:0.5", "ssp:1", "softsync:2", "average:2", "easgd:2", "downpour:2,2"]
 
 
 class ByHand:
@@ -98,8 +98,7 @@ def test_one_is_killed_and_one_stands_still_and_goes_on_when_it_wakes(tmp_path: 
             check(json.loads((tmp_path / f"{rank}.json").read_text()), "bsp", 3)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", ["asp", *(pytest.param(word, marks=pytest.mark.soak) for word in WORDS)])
 def test_who_wakes_goes_on_under_every_word(tmp_path: Path, word: str) -> None:
     with by_hand(tmp_path, word, 2) as (crew, rounds):
         stop(crew.processes[1].pid)

@@ -25,7 +25,7 @@ SMALL = {
 }
 
 
-def run(*commands: list[str], cwd: Path) -> list[str]:
+def run(*commands: list[str], cwd: Path, timeout: float = 100) -> list[str]:
     """What each printed, run side by side; all must end well and without a warning."""
     mine = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "XDG_STATE_HOME": str(cwd)}
     environment = {**os.environ, **mine}
@@ -36,7 +36,7 @@ def run(*commands: list[str], cwd: Path) -> list[str]:
             process = subprocess.Popen([sys.executable, *command], env=environment, cwd=cwd, **pipes)
             processes.append(stack.enter_context(process))
             stack.callback(process.kill)
-        texts = [process.communicate(timeout=100)[0] for process in processes]
+        texts = [process.communicate(timeout=timeout)[0] for process in processes]
     for process, text in zip(processes, texts, strict=True):
         assert process.returncode == 0, text
     return texts
@@ -84,6 +84,15 @@ def test_it_trains_on_two_workers(name: str, word: str, tmp_path: Path) -> None:
     assert epochs[0] == epochs[1]  # an evaluation sees one model on every worker
     reported = {"digits": "accuracy", "movielens": "rmse", "ctr": "auc"}[name]
     assert re.search(rf"is done: .*samples/s.*, {reported} 0\.\d+", text), text
+
+
+@pytest.mark.soak
+def test_the_demo_kills_a_server_and_a_worker_and_its_verdict_is_good(tmp_path: Path) -> None:
+    options = ["--limit", "45000", "--epochs", "3", "--batch-size", "256"]
+    (text,) = run([str(EXAMPLES / "demo.py"), *options], cwd=tmp_path, timeout=900)
+    assert "KILL -9 of server 0" in text
+    assert "KILL -9 of worker 1" in text
+    assert re.search(r"and \S+% where processes were killed: good", text), text
 
 
 def criteo_file(path: Path, lines: int) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from run_jobs import DEADLINE_S, Jobs, wait_until
 
-# Soaks until the known holes of docs/failure.md are closed.
-pytestmark = [pytest.mark.process, pytest.mark.soak]
+pytestmark = pytest.mark.process
 DYING = str(Path(__file__).with_name("dying_script.py"))
 SAMPLES, BATCH, PASSES = 64, 8, 4  # of that script, where it holds
 WORDS = ["bsp", "asp", "ssp:1"]
@@ -31,6 +30,7 @@ def whole(jobs: Jobs, evicted: int) -> bool:
     return states.count("evicted") == evicted and found["degraded"] == 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("word", WORDS)
 def test_servers_die_one_after_the_other_and_nothing_is_lost(jobs: Jobs, tmp_path: Path, word: str) -> None:
     sizes = ["--workers", "2", "--servers", "2", "--replicas", "1", "--sync", word]
@@ -53,6 +53,7 @@ def test_servers_die_one_after_the_other_and_nothing_is_lost(jobs: Jobs, tmp_pat
             assert found["rounds"] == PASSES * SAMPLES / BATCH
 
 
+@pytest.mark.soak
 def test_without_a_replica_the_job_ends_and_says_why(jobs: Jobs, tmp_path: Path) -> None:
     with jobs.started("--servers", "2", DYING, str(tmp_path), "epochs", "hold:1") as process:
         wait_until((tmp_path / "hold-1").exists)

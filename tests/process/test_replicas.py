@@ -23,6 +23,7 @@ pytestmark = pytest.mark.process
 KEYS = np.arange(400)
 SGD = shoal.optim.SGD(lr=1.0)
 DEADLINE_S = 30.0
+LONGEST_S = 5.0  # a lease of 2.5 s, and what a busy machine adds
 
 
 class Pusher(threading.Thread):
@@ -67,6 +68,7 @@ def pushing(cluster: shoal.LocalCluster, count: int = 2, reads: Reads = "strong"
             pusher.join(2 * DEADLINE_S)
     for pusher in pushers:
         assert pusher.error is None, pusher.error
+        assert pusher.longest_s < LONGEST_S, "a death or a move holds pushes up for too long"
     rows = pushers[0].table.pull(KEYS)
     for pusher in pushers:
         assert (rows[:, pusher.column] == pusher.acked).all(), (pusher.acked, rows[:, pusher.column])

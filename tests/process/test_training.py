@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+from tests.train.models import TorchModel, dense_values, initial_rows, loader, steps
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
@@ -50,3 +53,17 @@ def test_a_job_of_two_workers_and_two_servers(word: str, tmp_path: Path) -> None
     assert all(one["once"] for one in found)
     # The workers see one model when a pass is over.
     assert found[0]["final"] == pytest.approx(found[1]["final"], rel=1e-5)
+    if word in ("bsp", "allreduce"):
+        for rank in range(2):
+            values = torch.load(tmp_path / f"{rank}.pt")
+            torch.testing.assert_close(values, in_one_process(), rtol=1e-4, atol=1e-6)
+
+
+@cache
+def in_one_process() -> dict[str, torch.Tensor]:
+    """What the script makes of the same data with plain torch."""
+    model = TorchModel(initial_rows())
+    dense_values(model)
+    list(steps(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(90, 12, True), 6))
+    named = {name: value.detach() for name, value in model.named_parameters()}
+    return {"rows" if name == "emb.weight" else name: value for name, value in named.items()}

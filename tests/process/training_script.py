@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
-from tests.train.models import ShoalModel, dense_values, loader, steps
+from tests.train.models import IDS, ShoalModel, dense_values, loader, steps
 
 import shoal
 
@@ -33,4 +33,7 @@ found = {
     "once": report.exactly_once,
 }
 Path(sys.argv[1], f"{worker.rank}.json").write_text(json.dumps(found))
+values = {name: value.detach() for name, value in model.named_parameters() if not name.startswith("emb")}
+values["rows"] = torch.from_numpy(model.emb.table.pull(list(range(IDS))).copy())
+torch.save(values, Path(sys.argv[1], f"{worker.rank}.pt"))
 print(f"worker {worker.rank}: {final:.4f}")

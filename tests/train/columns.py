@@ -21,8 +21,23 @@ class Columns(torch.nn.Module):
         self.dense = torch.nn.Parameter(torch.zeros(60_000, workers))
 
 
+def wait_until_others_wait(worker: Worker, count: int) -> None:
+    """The straggler: until the others may not go on without it, or have made all their steps."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        state = worker.rounds.state()
+        others = [rank for rank in range(worker.world_size) if rank != worker.rank]
+        if all(state["phases"][rank] == "waiting" or state["clocks"][rank] >= count for rank in others):
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"the others do not come to wait: {state}")
+
+
 def record(worker: Worker, history: History, count: int) -> None:
-    """Steps that add 1 to this worker's column of every row and of a dense parameter; reads are recorded."""
+    """Steps that add 1 to this worker's column of every row and of a dense parameter; reads are recorded.
+
+    In every second step worker 0 is as far behind as the others let it be.
+    """
     rng = random.Random(worker.rank)
     model = Columns(worker.world_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -35,7 +50,9 @@ def record(worker: Worker, history: History, count: int) -> None:
         rows = model.emb(keys)
         history.read(worker.rank, step, rows.detach().numpy())
         history.read(worker.rank, step, model.dense.detach().numpy())
-        time.sleep(rng.choice((0.0, 0.0, 0.002, 0.008)) * (1 + 2 * (worker.rank == 0)))  # delays of the case
+        if worker.rank == 0 and step % 2 == 0:
+            wait_until_others_wait(worker, count)
+        time.sleep(rng.choice((0.0, 0.0, 0.002, 0.008)))  # delays of the case
         (-rows[:, worker.rank].sum() - model.dense[:, worker.rank].sum()).backward()
         history.finish(worker.rank, step)
         optimizer.step()

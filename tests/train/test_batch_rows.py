@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,8 +54,9 @@ class Counter(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.own = shoal.nn.Embedding("counts", dim=1, optimizer=shoal.optim.SGD(lr=1.0))
-        self.other = shoal.nn.Embedding("counts", dim=1, optimizer=shoal.optim.SGD(lr=1.0))
+        rows = {"dim": 1, "optimizer": shoal.optim.SGD(lr=1.0), "init": shoal.init.Zeros()}
+        self.own = shoal.nn.Embedding("counts", **rows)
+        self.other = shoal.nn.Embedding("counts", **rows)
         self.other.requires_grad_(False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -169,3 +172,71 @@ def test_a_loop_that_ends_early_leaves_nothing_behind() -> None:
         return read
 
     assert run_workers(1, script, "asp")[0] == [float(step) for step in range(6)]
+
+
+def counts_of(model: torch.nn.Module) -> list[float]:
+    return model(torch.tensor([0, 1])).detach().flatten().tolist()
+
+
+def loads_state(worker: Worker, model: torch.nn.Module, place: Path) -> None:
+    rows = {"weight.keys": torch.tensor([0, 1]), "weight.values": torch.full((2, 1), 50.0)}
+    model.own.load_state_dict(rows)
+
+
+def loads_checkpoint(worker: Worker, model: torch.nn.Module, place: Path) -> None:
+    worker.load(str(place))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("loads", [loads_state, loads_checkpoint])
+def test_rows_that_were_pulled_ahead_do_not_outlive_a_load(
+    loads: Callable[..., None], when: str, prefetch: int, tmp_path: Path
+) -> None:
+    """Both rows are 50 from the third step on: loaded behind the second, or before the third's forward."""
+
+    def script(worker: Worker) -> list[list[float]]:
+        model, optimizer, batches = counting(worker, [torch.tensor([0, 1]) for _ in range(5)], prefetch)
+        if loads is loads_checkpoint:
+            model.own.table.assign([0, 1], np.full((2, 1), 50.0, np.float32))
+            worker.save(str(tmp_path))
+            model.own.table.assign([0, 1], np.zeros((2, 1), np.float32))
+        read = []
+        for number, ids in enumerate(batches):
+            if when == "before" and number == 2:
+                loads(worker, model, tmp_path)
+            optimizer.zero_grad()
+            counts = model(ids)
+            (-counts[0]).sum().backward()
+            optimizer.step()
+            read.append(counts.detach().flatten().tolist())
+            if when == "after" and number == 1:
+                loads(worker, model, tmp_path)
+        return read
+
+    expected = [[0.0, 0.0], [1.0, 0.0], [50.0, 50.0], [51.0, 50.0], [52.0, 50.0]]
+    assert run_workers(1, script, "asp,scale=1") == [expected]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("leaves", ["break", "end", "break of a reading loop"])
+def test_rows_that_a_loop_left_unused_are_not_those_of_a_later_forward(leaves: str, prefetch: int) -> None:
+    def script(worker: Worker) -> list[float]:
+        other = worker.client.fork().table("counts", dim=1, optimizer=shoal.optim.SGD(lr=1.0))
+        model, optimizer, batches = counting(worker, [torch.tensor([0, 1]) for _ in range(3)], prefetch)
+        for number, ids in enumerate(batches):
+            if number == 2:
+                if leaves == "break":
+                    break
+                continue
+            optimizer.zero_grad()
+            (-model(ids)[0]).sum().backward()
+            optimizer.step()
+        if leaves == "break of a reading loop":
+            with torch.no_grad():
+                for _ in batches:
+                    break
+        other.push([1], -5 * np.ones((1, 1), np.float32))
+        return counts_of(model)
+
+    assert run_workers(1, script, "asp,scale=1") == [[2.0, 5.0]]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.train.crew import run_workers
-from tests.train.models import DIM, ShoalModel, dataset, steps
-from torch.utils.data import DataLoader
+from tests.train.models import DIM, INPUTS, ShoalModel, dataset, steps
+from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from shoal.errors import BadInput, Mismatch
@@ -77,31 +78,74 @@ def test_datasets_of_different_size_are_found() -> None:
     assert "48 samples in 6 batches" in said
 
 
-@pytest.mark.parametrize("sync", ["asp"])
-def test_batches_of_different_keys_are_found(sync: str) -> None:
+def keyed(worker: Worker, label: Callable[[int, int], bool], together: threading.Barrier) -> list[int]:
+    """Train batches that are dicts, of which some have another key: by rank and number of the first sample.
+
+    Gives the first samples of what this worker had. Nobody takes all: of the first batches each has a part.
+    """
+    taken: list[int] = []
+
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        taken.append(int(samples[0][0]))
+        if len(taken) <= TOGETHER:
+            with suppress(threading.BrokenBarrierError):  # another has raised
+                together.wait(10)
+        _, ids, x, y = (torch.stack(part) for part in zip(*samples, strict=True))
+        return {"ids": ids, "x": x, "label" if label(worker.rank, taken[-1]) else "y": y}
+
+    model = ShoalModel()
+    numbered = TensorDataset(torch.arange(40), *dataset(40).tensors)
+    data = DataLoader(numbered, batch_size=8, collate_fn=collate)
+    model, optimizer, batches = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+    try:
+        for _ in range(2):
+            for batch in batches:
+                optimizer.zero_grad()
+                model(batch["ids"], batch["x"]).sum().backward()
+                optimizer.step()
+    except Mismatch:
+        together.abort()
+        raise
+    return taken
+
+
+TOGETHER = 4  # batches of which each of two workers has a part, whatever the word
+KEY_WORDS = ["bsp", "allreduce", "quorum:0.5", "average:2", "asp"]
+
+
+@pytest.mark.parametrize(
+    ("sync", "since"),
+    # What a quorum drops comes again, to whoever asks: who then has had which parts is chance.
+    [(sync, since) for sync in KEY_WORDS for since in (0, 17) if (sync, since) != ("quorum:0.5", 17)],
+)
+def test_batches_of_different_keys_are_found(sync: str, since: int) -> None:
+    """From the first batch on, or from one in the middle."""
     both = threading.Barrier(2)
-
-    def script(worker: Worker) -> None:
-        first = iter([both])
-
-        def collate(samples: list[Any]) -> dict[str, Any]:
-            for barrier in first:  # nobody takes it all before the other has a batch
-                barrier.wait(10)
-            ids, x, y = (torch.stack(part) for part in zip(*samples, strict=True))
-            return {"ids": ids, "x": x, **({"y": y} if worker.rank else {"label": y})}
-
-        model = ShoalModel()
-        data = DataLoader(dataset(40), batch_size=8, collate_fn=collate)
-        model, optimizer, batches = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
-        for batch in batches:
-            optimizer.zero_grad()
-            model(batch["ids"], batch["x"]).sum().backward()
-            optimizer.step()
-
-    said = disagreement(script, sync)
+    said = disagreement(
+        lambda worker: keyed(worker, lambda rank, sample: rank == 1 and sample >= since, both), sync
+    )
     assert "have different keys: " in said
     assert "ids, label, x" in said
     assert "ids, x, y" in said
+
+
+@pytest.mark.parametrize("sync", KEY_WORDS)
+def test_batches_may_have_other_keys_than_the_first_if_all_their_parts_have(sync: str) -> None:
+    both = threading.Barrier(2)
+    taken = run_workers(2, lambda worker: keyed(worker, lambda _, sample: 16 <= sample < 24, both), sync)
+    assert {sample // 8 for had in taken for sample in had} == set(range(5))
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_one_of_several_whose_batches_keep_their_keys_is_found(odd: int) -> None:
+    all_of_them = threading.Barrier(3)
+    with pytest.raises(Mismatch) as failure:
+        run_workers(
+            3,
+            lambda worker: keyed(worker, lambda rank, sample: rank != odd and sample >= 16, all_of_them),
+            wait_s=3.0,
+        )
+    assert f"and {odd} have different keys: ids, label, x, and ids, x, y" in str(failure.value)
 
 
 def test_notes_of_an_earlier_job_on_the_same_servers_do_not_count() -> None:
@@ -125,32 +169,64 @@ def test_notes_of_an_earlier_job_on_the_same_servers_do_not_count() -> None:
         assert list(board.differing(1, "another model", places[0])) == [(1, "a model")]
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp", "average:2", "allreduce"])
-def test_a_gradient_that_is_nan_names_worker_and_step(sync: str) -> None:
-    def script(worker: Worker) -> None:
-        model = ShoalModel()
-        data = DataLoader(dataset(40), batch_size=8)
-        model, optimizer, batches = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
-        for number, (ids, x, _) in enumerate(batches):
-            loss = model(ids, x).sum() * (float("nan") if number == 1 else 1.0)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+NAN_STEP = 9  # at which easgd:3 also exchanges, and which ends no other block or sum
+WORDS = ["bsp", "quorum:0.5", "ssp:1", "asp", "asp:staleness", "softsync:2", "dcasgd:0.04", "downpour:1,1"]
+WORDS += ["downpour:3,2", "average:4", "bmuf:4", "easgd:3", "diloco:4", "allreduce", "gossip", "hogwild"]
 
-    with pytest.raises(BadInput, match=r"^worker [01], step [01]: .*finite.*check the loss for NaN"):
+
+class Dense(torch.nn.Linear):
+    """A model without tables, whose rows would be looked at in every step."""
+
+    def __init__(self) -> None:
+        super().__init__(INPUTS, 1)
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("sync", WORDS)
+@pytest.mark.parametrize("kind", [Dense, ShoalModel])
+def test_a_gradient_that_is_nan_names_worker_and_step_before_anything_is_sent(
+    kind: type[torch.nn.Module], sync: str
+) -> None:
+    def script(worker: Worker) -> None:
+        model = kind()
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        ids, x, _ = dataset(8).tensors
+        known = lambda: [parameter.detach().clone() for parameter in model.parameters()]  # noqa: E731
+        for number in range(NAN_STEP + worker.rank):  # the other leaves, and waits for nobody
+            bad = number == NAN_STEP
+            optimizer.zero_grad()
+            (model(ids, x).mean() * (math.nan if bad else 1.0)).backward()
+            before, sent = known(), worker.client.stats()["pushes"]
+            try:
+                optimizer.step()
+            except BadInput:
+                assert worker.client.stats()["pushes"] == sent
+                if sync != "hogwild":  # where the other steps them as well
+                    assert all(map(torch.equal, before, known()))
+                raise
+
+    with pytest.raises(BadInput, match=rf"^worker 1, step {NAN_STEP}: .*finite.*check the loss for NaN"):
         run_workers(2, script, sync, wait_s=3.0)
 
 
-def test_a_reported_loss_that_is_nan_names_worker_and_step() -> None:
+@pytest.mark.parametrize("sync", ["bsp", "average:4"])
+def test_a_reported_loss_that_is_nan_names_worker_and_step(sync: str) -> None:
     def script(worker: Worker) -> None:
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(NAN_STEP):
+            model(torch.ones(1, 1)).mean().backward()
+            optimizer.step()
         worker.report(loss=torch.tensor(float("nan")))
 
     message = (
-        "worker 0, step 0: the loss is nan; lower the learning rate, clip the gradient "
+        f"worker 0, step {NAN_STEP}: the loss is nan; lower the learning rate, clip the gradient "
         "(worker.clip_grad_norm_), or look at the batch of this step"
     )
     with pytest.raises(BadInput) as failure:
-        run_workers(1, script)
+        run_workers(1, script, sync)
     assert str(failure.value) == message
 
 

@@ -1,9 +1,10 @@
-"""G1: bsp on n workers gives the parameters of one process with the whole batch."""
+"""G1: bsp and allreduce on n workers give the parameters of one process with the whole batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import pytest
@@ -130,33 +131,49 @@ def train(
 
 
 Case: TypeAlias = tuple[str, int, int, bool, bool, float]
+# The last batch has one sample: fewer than workers.
 CASES: list[Case] = [
-    ("sgd", 40, 8, False, False, 0.0),
-    ("decay", 43, 8, True, True, 0.0),
-    ("adagrad", 42, 8, True, False, 0.0),
-    # The last batch has one sample: fewer than workers.
+    ("sgd", 41, 8, False, False, 0.0),
+    ("decay", 41, 8, True, True, 0.0),
+    ("adagrad", 41, 8, True, False, 0.0),
     ("momentum", 41, 8, True, False, 0.0),
     ("adam", 41, 8, False, True, 0.0),
     ("adamw", 41, 8, True, False, 0.0),
+]
+# It is whole, or all have some of it; gradients are clipped.
+MORE_CASES: list[Case] = [
+    ("sgd", 40, 8, True, False, 0.0),
+    ("decay", 43, 8, False, True, 0.0),
     ("momentum", 41, 8, True, False, 0.2),
     ("adam", 41, 8, True, False, 0.2),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_bsp_equals_one_process(case: Case) -> None:
-    for workers in (2, 4) if case[1] == 41 else (1, 3):
-        check(workers, case, "bsp")
+def named(case: Case) -> str:
+    return "-".join(map(str, case))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_allreduce_equals_one_process(case: Case) -> None:
-    check(3, case, "allreduce")
+@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("sync", ["bsp", "allreduce"])
+def test_several_workers_equal_one_process(sync: str, workers: int, case: Case) -> None:
+    check(workers, case, sync)
+
+
+@pytest.mark.parametrize("case", MORE_CASES, ids=named)
+@pytest.mark.parametrize(("sync", "workers"), [("bsp", 2), ("bsp", 4), ("allreduce", 3)])
+def test_clipped_and_with_other_last_batches_too(sync: str, workers: int, case: Case) -> None:
+    check(workers, case, sync)
+
+
+@cache
+def expected_of(case: Case) -> dict[str, torch.Tensor]:
+    _kept.clear()
+    return reference(*case)
 
 
 def check(workers: int, case: Case, sync: str) -> None:
-    _kept.clear()
-    expected = reference(*case)
+    expected = expected_of(case)
     results = run_workers(workers, lambda worker: train(worker, *case), sync)
     for found, _, _, _ in results:
         for name, value in expected.items():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -174,6 +175,32 @@ def test_who_replaces_a_worker_passes_over_passes_that_were_left(sync: str) -> N
         batches, _ = prepared(again)
         assert [len(list(islice(batches, 99))) for _ in range(3)] == [0, 0, 0]
         assert (again.epoch, batches.epoch) == (3, 3)
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp:3", "quorum:0.5", "softsync:2", "downpour:2,2", "average:2"])
+def test_who_starts_late_trains_what_another_has_left_by_a_break(sync: str) -> None:
+    went_on = threading.Event()
+
+    def script(worker: Worker) -> list[Any]:
+        if worker.rank == 0:
+            assert went_on.wait(10)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        data = DataLoader(TensorDataset(torch.ones(20, 1)), batch_size=4)
+        batches = worker.prepare(model, optimizer, data)[2]
+        for epoch in range(2):
+            for (x,) in batches:
+                if epoch == 1:
+                    went_on.set()
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+                if worker.rank == 1 and epoch == 0:
+                    break
+        return [worker.ledger.report(epoch) for epoch in range(2)]
+
+    for reports in run_workers(2, script, sync, wait_s=8):
+        assert all(report.exactly_once for report in reports), [str(report) for report in reports]
 
 
 def test_a_mean_is_of_those_who_are_there_and_of_this_call() -> None:

@@ -210,3 +210,29 @@ def test_nobody_waits_for_a_gradient_that_is_not_finite(sync: str) -> None:
     for rank, (found, scales) in enumerate(run_workers(3, scaled_script, sync)):
         assert scales[-1] == (512.0 if rank == BAD_RANK else 1024.0)
         assert all(bool(value.isfinite().all()) for value in found.values())
+
+
+def stepped(worker: Worker, scaled: bool, unscale: bool) -> dict[str, torch.Tensor]:
+    """Steps on the same data, with a GradScaler that does something or nothing."""
+    model = ShoalModel()
+    dense_values(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    worker.prepare(model, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+    ids, x, y = loader(12, 12, False).dataset.tensors
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        scaler.scale(torch.nn.functional.mse_loss(model(ids, x), y)).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return values(model, torch.from_numpy(model.emb.table.pull(list(range(IDS))).copy()))
+
+
+@pytest.mark.parametrize("sync", ["bsp", "allreduce", *WORDS])
+def test_a_scaler_changes_nothing_where_gradients_are_finite(sync: str) -> None:
+    (plain,) = run_workers(1, lambda worker: stepped(worker, False, False), sync)
+    for unscale in (False, True):
+        (found,) = run_workers(1, lambda worker, u=unscale: stepped(worker, True, u), sync)
+        torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-7)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import shoal
 from shoal.errors import BadInput, Mismatch, ShoalError, Timeout, Unavailable, Unbound, WrongProcess
+from shoal.train.join import local_workers
 from shoal.train.worker import Worker
 
 ROOT = Path(__file__).parents[2]
@@ -158,6 +162,65 @@ def test_a_worker_that_never_steps_and_ends_is_named() -> None:
     fails(script, Unavailable, message, workers=2, sync="allreduce")
 
 
+@pytest.mark.parametrize("skips", [0, 1])
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_worker_that_leaves_out_a_step_now_and_then_is_named(accumulated: int, skips: int) -> None:
+    def script(worker: Worker) -> None:
+        model, optimizer, batches = prepared(worker)
+        for _ in range(2):
+            for number, (ids, x, _) in enumerate(batches):
+                model(ids, x).sum().backward()
+                if number % accumulated == 0 and (worker.rank, number) != (skips, 2):
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    made = len(range(0, 5, accumulated))
+    message = f"pass 0: worker {skips} made {made - 1} steps, and worker {1 - skips} made {made}. Under bsp"
+    assert "Call optimizer.step() for every batch" in fails(script, Mismatch, message, workers=2)
+
+
+def test_who_comes_in_the_middle_of_a_pass_may_make_fewer_steps() -> None:
+    """Its earlier life has made two of them."""
+
+    def script(worker: Worker, most: int = 5) -> int:
+        model, optimizer, batches = prepared(worker)
+        return sum(1 for _ in islice(steps(model, optimizer, batches, 1), most))
+
+    with shoal.connect("memory://") as client:
+        makers = local_workers(3, client=client, wait_s=10.0)
+
+        def run(rank: int) -> list[int]:
+            lives = [makers[rank]()]
+            made = [script(lives[0], 2 if rank == 1 else 5)]
+            if rank == 1:
+                lives.append(makers[rank]())
+                made.append(script(lives[1]))
+            lives[-1].close()
+            return made
+
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(run, range(3))) == [[5], [2, 3], [5]]
+
+
+@pytest.mark.parametrize("sync", ["allreduce", "gossip"])
+def test_a_worker_that_left_out_a_step_says_how_many_it_made_itself(sync: str) -> None:
+    def script(worker: Worker) -> str:
+        model, optimizer, batches = prepared(worker)
+        try:
+            for number, (ids, x, _) in enumerate(batches):
+                optimizer.zero_grad()
+                model(ids, x).sum().backward()
+                if (worker.rank, number) != (1, 2):
+                    optimizer.step()
+        except ShoalError as error:
+            return str(error)
+        return ""
+
+    other, skipped = run_workers(2, script, sync, wait_s=2.0)
+    assert "not here: worker 1, which " in other
+    assert "for worker 0, which is at step 4. This worker made 4 steps with its 5 units" in skipped
+
+
 def _with_event(script: Callable[[Worker], None]) -> Callable[[Worker], None]:
     """The script with `worker.ended`, an event that is set as soon as one of the workers has failed."""
     ended = threading.Event()
@@ -242,6 +305,9 @@ def test_mistake_a_client_in_a_dataloader_worker() -> None:
             next(iter(fetching))
     assert "forked from it. Call shoal.connect() in the new process" in str(failure.value)
     assert "in a DataLoader worker pull in the training loop instead" in str(failure.value)
+    # torch joins the process when the iterator goes, for seconds: not in a thread of a later test.
+    del failure
+    gc.collect()
 
 
 def test_a_model_that_is_trained_without_its_optimizer_is_refused() -> None:

@@ -3,6 +3,7 @@ pass has the learning rates of plain torch."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,63 @@ def test_workers_that_come_in_a_later_pass(kind: str, loop: str) -> None:
         for found, values in done.results.values():
             assert found == {at: pytest.approx(rates[at]) for at in found}
             torch.testing.assert_close(values, expected)
+
+
+def test_a_job_that_has_nothing_left_has_schedulers_at_their_end(tmp_path: Path) -> None:
+    def script(worker: Worker) -> list[float]:
+        training = Training("both").prepare(worker)
+        for epoch in worker.epochs(PASSES):
+            for batch in training.batches:
+                training.step(batch)
+            training.behind(epoch)
+        if not list(tmp_path.iterdir()):
+            worker.save(str(tmp_path))
+        return [training.optimizer.param_groups[0]["lr"], *(one.last_epoch for one in training.schedulers)]
+
+    first, second = run_workers(1, script), run_workers(1, script, resume=str(tmp_path))
+    assert first == second == [[pytest.approx(0.05 * 0.8**PASSES * 0.99 ** (PASSES * BATCHES)), 30, 6]]
+
+
+def test_who_has_no_part_of_passes_of_one_batch_moves_behind_each_once() -> None:
+    def script(worker: Worker) -> int:
+        training = Training("epoch")
+        few = TensorDataset(*(one[:2] for one in training.batches.dataset.tensors))
+        training.batches = DataLoader(few, batch_size=BATCH)
+        training.prepare(worker)
+        for epoch in worker.epochs(PASSES):
+            for batch in training.batches:
+                training.step(batch)
+            training.behind(epoch)
+        return int(training.schedulers[0].last_epoch)
+
+    assert run_workers(3, script) == [PASSES] * 3
+
+
+@pytest.mark.parametrize("word", ["asp", "quorum:0.5", "average:2", "bsp"])
+def test_one_with_an_end_stays_there_where_a_worker_may_make_more_steps(word: str) -> None:
+    def script(worker: Worker) -> bool:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        schedule = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
+        worker.prepare(model, optimizer, schedule)
+        last = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            schedule.step()
+            last.append(optimizer.param_groups[0]["lr"])
+        assert torch.load(io.BytesIO(pickled(schedule.state_dict()))).keys() == schedule.state_dict().keys()
+        return last[2] == last[4] and type(schedule).__mro__[1] is lr_scheduler.OneCycleLR
+
+    if word == "bsp":  # as in one process
+        with pytest.raises(ValueError, match="Tried to step 4 times"):
+            run_workers(2, script, word)
+    else:
+        assert run_workers(2, script, word) == [True, True]
+
+
+def pickled(value: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()

@@ -128,6 +128,7 @@ def test_real_histories_are_bounded(bound: int) -> None:
 
     run_workers(workers, script, f"ssp:{bound},scale=1")
     check(history, bound)
+    assert history.largest_lead() == bound  # it was met, and would have been passed
     assert len(history.reads) == 2 * 10 * workers
 
 
@@ -220,6 +221,24 @@ def test_softsync_divides_each_gradient_by_its_own_staleness() -> None:
         models[1][2]()  # read after it: 1
         now = now - LR * (gradient(0, start()) / 2 + gradient(1, now)) / 2
         np.testing.assert_allclose(models[1][0].values, now, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("turns", ["010101", "00101100"])
+def test_dcasgd_compensates_for_what_came_since_this_worker_s_own_pull(turns: str) -> None:
+    strength, most = 0.5, 0.0
+    with several(2, f"dcasgd:{strength}") as workers:
+        models = [steps(worker, 1, sgd) for worker in workers]
+        now, pulled = start(), [start(), start()]
+        for rank in map(int, turns):
+            grad = gradient(rank, pulled[rank])
+            term = strength * grad * grad * (now - pulled[rank])
+            most = max(most, float(np.abs(LR * term).max()))
+            now = now - LR * (grad + term)
+            model, _, run = models[rank]
+            run()
+            pulled[rank] = now
+            np.testing.assert_allclose(model.values, now, rtol=1e-4, atol=1e-5)
+    assert most > 1e-3  # what others pushed is seen in it
 
 
 def test_asp_divides_by_staleness() -> None:

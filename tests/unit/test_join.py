@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from time import monotonic
 
 import pytest
+import torch
 
 import shoal
 from shoal.errors import BadInput, Unavailable
+from shoal.sync import Bounded, Each, Gradient, Policy, Staleness
 
 ALONE = """
 import os, stat
@@ -61,6 +63,24 @@ def test_arguments_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) 
     worker = shoal.join("memory://", rank=0, world_size=1, sync="ssp:3", batch="split")
     assert (worker.client.address, worker.rank, worker.world_size) == ("memory://", 0, 1)
     assert (str(worker.policy), worker.batch, worker.seed) == ("ssp:3", "split", 5)
+
+
+def test_alone_it_trains_by_a_policy_of_the_users_own() -> None:
+    own = Policy(Bounded(8), Each(), Staleness(), Gradient())
+    worker = shoal.join(sync=own)
+    assert (worker.policy, str(worker.policy)) == (own, repr(own))
+    assert repr(worker) == f"<Worker 0 of 1: sync={own!r}, step=0>"
+    models = [torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+    worker.prepare(models[0], optimizers[0])
+    for _ in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+    # A gradient that nothing came between has a staleness of 1: it is plain SGD.
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
 
 
 @pytest.mark.parametrize("answers", [False, True])

@@ -50,6 +50,8 @@ def _run(options: CompareOptions, word: str, seed: int) -> Run:
     failure = (
         None if code in (0, CODE_TIMEOUT) else _last_words(job.directory, record.reason or f"code {code}")
     )
+    if failure is None and record.sync != word:
+        failure = f"its shoal.join says sync {record.sync}, so no word can be tried: leave out sync="
     return read_run(job.directory, options.workers, word=word, seed=seed, code=code, failure=failure)
 
 

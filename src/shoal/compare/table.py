@@ -53,7 +53,7 @@ def figures(runs: Sequence[Run], metric: str, target: Target | None) -> list[Fig
         ]
     found += [
         Figure(f"final {metric}", lambda run: run.final(metric), lambda value: f"{value:.4g}", ratio=False),
-        Figure("seconds in all", lambda run: run.seconds or None, _number),
+        Figure("seconds of training", lambda run: run.seconds or None, _number),
         Figure("samples/s", lambda run: run.samples_per_s, _whole),
         Figure("staleness", lambda run: run.staleness, lambda value: f"{value:.2f}", ratio=False),
         Figure("waiting", lambda run: run.idle, lambda value: f"{value:.0%}", ratio=False),

@@ -20,7 +20,6 @@ from shoal.errors import BadInput
 OnUnit = Callable[[int, int, int], object]
 OnPass = Callable[[int], object]
 Reading = Callable[[], Ledger | None]
-OnFirst = Callable[[Any], object]
 
 _STATE_VERSION = 2
 
@@ -39,9 +38,9 @@ class ShardedLoader:
     `on_pass(epoch)` is called when the worker has come to the end of a pass; if it gives False, the next
     `for` runs the same one again. `on_over(epoch)` is called when it passes over one that was finished before
     it came, `on_break(epoch)` when the loop is left before its end. `on_batch(batch)` is called just before
-    the loop gets a batch, `on_first(batch)` for the first of all; `ahead(batch)`, if given, before the loop
-    gets the one before that. `reading()` is asked when a `for` begins: with a ledger for an answer it only
-    reads, is no pass, and leaves one that runs alone.
+    the loop gets a batch, `ahead(batch)`, if given, before the loop gets the one before that, `on_left()`
+    when it gets no more, however it ended. `reading()` is asked when a `for` begins: with a ledger for an
+    answer it only reads, is no pass, and leaves one that runs alone.
 
     `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
     samples a batch of an iterable holds.
@@ -68,7 +67,7 @@ class ShardedLoader:
         on_break: OnPass | None = None,
         on_batch: Seen | None = None,
         ahead: Seen | None = None,
-        on_first: OnFirst | None = None,
+        on_left: Callable[[], object] | None = None,
         reading: Reading | None = None,
         seed: int = 0,
         count: Count = samples_in,
@@ -77,7 +76,7 @@ class ShardedLoader:
         self.ledger: Ledger = StaticLedger(rank, n) if ledger is None else ledger
         self._loader, self._plan = loader, plan
         self._on_unit, self._on_pass, self._on_over, self._on_break = on_unit, on_pass, on_over, on_break
-        self._on_batch, self._on_first, self._reading = on_batch, on_first, reading
+        self._on_batch, self._on_left, self._reading = on_batch, on_left, reading
         self._new_source = partial(_source, loader, plan, rank=rank, seed=seed, count=count)
         self._source = self._new_source()
         self._source.seen = ahead
@@ -142,7 +141,7 @@ class ShardedLoader:
         if ledger is not None:
             # A source of its own: a pass that is being trained may go on behind it.
             self._reader = self._new_source() if self._reader is None else self._reader
-            return self._read(self._reader.start(self._epoch, ledger, set()))
+            return self._until_left(self._read(self._reader.start(self._epoch, ledger, set())))
         if self._begun:
             self._move_to(self._epoch + 1)
         epoch = self._epoch
@@ -156,7 +155,14 @@ class ShardedLoader:
         before = self._start_done if epoch == self._start_epoch else set()
         self._done = before.copy()
         self._pass_state = self._source.state()
-        return self._pass(epoch, self._source.start(epoch, self.ledger, before), self._done)
+        return self._until_left(self._pass(epoch, self._source.start(epoch, self.ledger, before), self._done))
+
+    def _until_left(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from batches
+        finally:
+            if self._on_left is not None:
+                self._on_left()
 
     def _read(self, handed: Iterator[Handed]) -> Iterator[Any]:
         for one in handed:
@@ -165,9 +171,6 @@ class ShardedLoader:
 
     def _shown(self, batch: Any) -> Any:
         """`batch`, which the loop gets next."""
-        if self._on_first is not None:
-            first, self._on_first = self._on_first, None
-            first(batch)
         if self._on_batch is not None:
             self._on_batch(batch)
         return batch

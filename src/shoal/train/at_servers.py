@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.store.many import PushItem
 from shoal.store.tensor import Tensor
-from shoal.train.parameters import Stepped, flat
+from shoal.train.parameters import Stepped, check_finite, flat
 from shoal.train.strategy import Strategy
 
 
@@ -28,6 +28,7 @@ class AtServers(Strategy):
         share = self.begin(one)
         pushes = self._dense_pushes(one, policy.contribution_scale(share.samples, share.global_samples))
         if policy.compensation:
+            check_finite(one)  # each is a request of its own: all of them, or none
             self._push_compensated(pushes)
             pushes = []
         if policy.rows_policy is policy:  # one request for all
@@ -37,7 +38,7 @@ class AtServers(Strategy):
             self.push_rows(one, share)
         weight = policy.commit_weight(share.weight)
         done = worker.advance(weight=weight, lr=_round_lr(one), clip=one.clip.max_norm)
-        one.clip.done(done.norm)
+        one.clip.done(math.nan if done.dropped else done.norm)
         self.pull_dense()
         one.hide_gradients()
 

@@ -85,16 +85,22 @@ class BatchRows:
 
     def pushed(self, pushes: Iterable[PushItem]) -> None:
         """This worker changes rows; what was pulled before is out of date in them."""
-        for module in self._offered:
-            module.withdraw()  # a step between drawing a batch and its forward
-        self._offered = []
+        self._withdraw()  # a step between drawing a batch and its forward
         if self._ahead is not None:
             for table, keys, _, _ in pushes:
                 self._touched.add(table._id, as_keys(keys, table._where))
 
     def forget(self) -> None:
-        """This worker was evicted, and is back: what it had asked for before is not answered."""
+        """What was pulled so far is out of date, whatever it is: rows were assigned, or loaded from a
+        checkpoint; the loop was left; the worker was evicted, and is back.
+        """
+        self._withdraw()
         self._ahead = None
+
+    def _withdraw(self) -> None:
+        for module in self._offered:
+            module.withdraw()
+        self._offered = []
 
     def hand(self, batch: Any) -> None:
         """The loop gets `batch` now: have its rows at hand, and begin with those of the one to come."""

@@ -15,7 +15,7 @@ import torch
 from shoal import optim
 from shoal.errors import BadInput
 from shoal.store.many import PushItem
-from shoal.train.parameters import Dense, FlatFloats, Stepped, flat
+from shoal.train.parameters import Dense, FlatFloats, Stepped, check_finite, flat
 from shoal.train.share import Share
 from shoal.train.strategy import Strategy
 
@@ -124,8 +124,11 @@ class Blocks(_OuterSteps):
             for entry in dense
             for at in [id(entry.parameter)]
         ]
-        self.push(pushes + self._state_pushes(states), staged=True)
-        self.worker.advance(weight=1.0)
+        pushes += self._state_pushes(states)
+        self.worker.heed()  # a block may take long, and counts as little as its end
+        if self.worker.trust:
+            self.push(pushes, staged=True)
+        self.worker.advance(weight=self.worker.trust)
         self.pull_dense(dense)
         self.exchanged(stepped)
         for name, state in states.items():
@@ -170,13 +173,20 @@ def _state_tensors(stepped: Sequence[Stepped]) -> dict[str, torch.Tensor]:
 
 
 class Elastic(_OuterSteps):
-    """EASGD: every H steps worker and centre pull each other by alpha times their difference."""
+    """EASGD: every H steps worker and centre pull each other by alpha times their difference. One that is
+    trusted less pulls the centre by as much less, and is pulled as ever.
+    """
+
+    @property
+    def weighs_dense(self) -> bool:
+        return True
 
     def before(self, one: Stepped) -> None:
+        self._share = self.begin(one)  # first: of a step that is refused nothing is sent
         # The force is that of before the local step.
         if one.steps >= self._payload.period:
             self.exchange([one])
-        super().before(one)
+        self.push_rows(one, self._share)
 
     def after(self, one: Stepped) -> None:
         one.steps += 1
@@ -188,13 +198,14 @@ class Elastic(_OuterSteps):
             self.hand_in()
 
     def exchange(self, stepped: Sequence[Stepped]) -> None:
-        alpha = self.policy.alpha(self.worker.world_size)
+        alpha, trust = self.policy.alpha(self.worker.world_size), self.worker.trust
         pushes: list[PushItem] = []
         moves: list[tuple[Dense, FlatFloats]] = []
         for dense in (dense for one in stepped for dense in one.dense):
             tensor = self.tensors[id(dense.parameter)]
             force = alpha * (flat(dense.parameter) - tensor.pull())
-            pushes.append((tensor, None, -force, None))
+            if trust:
+                pushes.append((tensor, None, -force * trust, None))
             moves.append((dense, force))
         self.push(pushes)
         for dense, force in moves:
@@ -221,6 +232,7 @@ class Downpour(_LocalSteps):
 
     def before(self, one: Stepped) -> None:
         share = self._share = self.begin(one)
+        check_finite(one)  # what the servers would refuse with the sum is of many steps by then
         factor = self.policy.contribution_scale(share.samples, share.global_samples)
         for dense in one.dense:
             if dense.parameter.grad is not None:
@@ -256,6 +268,8 @@ class Downpour(_LocalSteps):
                     self._sums[id(dense.parameter)] = flat(state["sums"][dense.name])
 
     def _push_sums(self, among: Sequence[Dense]) -> None:
+        if not self.worker.trust:  # what it summed up before it was refused is of the same worker
+            self.drop(among)
         pushes: list[PushItem] = [
             (self.tensors[id(dense.parameter)], None, self._sums.pop(id(dense.parameter)), dense.lr)
             for dense in among

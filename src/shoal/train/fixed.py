@@ -15,7 +15,7 @@ from shoal import optim
 from shoal.checkpoint.export import FIXED
 from shoal.errors import BadInput
 from shoal.store.tensor import Tensor
-from shoal.train.parameters import FlatFloats, Stepped, flat
+from shoal.train.parameters import FlatFloats, Stepped, flat, uncompiled
 
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
@@ -47,7 +47,7 @@ class Fixed:
                 # Without any optimizer one is to come, and what it steps is not to lie there twice.
                 rests = id(parameter) not in moving and (stepped or not parameter.requires_grad)
                 if rests and parameter.numel():
-                    self._open(prefix + name, parameter.data, as_bytes=not _is_plain(parameter))
+                    self._open(prefix + uncompiled(name), parameter.data, as_bytes=not _is_plain(parameter))
             for name, buffer in _buffers(model):
                 # Whether it is finite may change.
                 tensor = self._open(prefix + name, buffer, as_bytes=True)
@@ -90,7 +90,7 @@ class Fixed:
 def _buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Those that a state_dict holds; others are caches of what the model is."""
     return [
-        (f"{prefix}.{name}" if prefix else name, buffer)
+        (uncompiled(f"{prefix}.{name}" if prefix else name), buffer)
         for prefix, module in model.named_modules()
         for name, buffer in module._buffers.items()
         if buffer is not None and buffer.numel() and name not in module._non_persistent_buffers_set

@@ -6,15 +6,14 @@ in the place of another, when a job goes on from a checkpoint, and after `worker
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from shoal.errors import BadInput
-from shoal.train.noticeboard import Noticeboard
 
 if TYPE_CHECKING:
+    from shoal.train.noticeboard import Noticeboard
     from shoal.train.worker import Worker
 
 _TOPIC = (1 << 16) - 4  # of the notices; groups have those above
@@ -46,7 +45,7 @@ class KeptState(dict[str, Any]):
         self.clear()
         self.update(msgspec.json.decode(self._kept))
 
-    @cached_property
+    @property
     def board(self) -> Noticeboard:
         """The worker's, also where it is alone."""
-        return self._worker.board or Noticeboard(self._worker.client, self._worker.rank)
+        return self._worker.notes

@@ -29,17 +29,27 @@ _LIFE = 0  # the topic of a worker's life itself
 
 
 class Noticeboard:
-    """The notes of one job's workers, as worker `rank` sees them. Made before it joins the job's rounds."""
+    """The notes of one job's workers, as worker `rank` sees them. Made before it joins the job's rounds.
 
-    def __init__(self, client: Client, rank: int) -> None:
-        self._rank = rank
+    What the worker `says` of itself is there as long as it lives, for the `strangers` that come later.
+    """
+
+    def __init__(self, client: Client, rank: int, says: str = "") -> None:
+        self._rank, self.says = rank, says
         self._table = client.table(TABLE, dim=_DIM, optimizer=optim.SGD(lr=1.0))
         self._life = 1 + secrets.randbelow(_EXACT - 1)
         self.announce()
 
     def announce(self) -> None:
         """Put this worker's life down; again where the table was replaced by that of a checkpoint."""
-        self._table.assign([_key(self._rank, _LIFE)], _row(self._life))
+        self.post(_LIFE, self.says)
+
+    def strangers(self, rounds: Rounds) -> Iterator[tuple[int, str]]:
+        """The other workers of this job that say something else of themselves than this one, and what."""
+        for rank, says in self.differing(_LIFE, self.says, rounds):
+            # Higher ranks may be there since a checkpoint of a larger job, and are none of this one.
+            if says and rank < rounds.workers:
+                yield rank, says
 
     def post(self, topic: int, text: str) -> None:
         """Replace this worker's note on a topic (1 to 65,535)."""

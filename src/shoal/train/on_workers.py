@@ -72,7 +72,6 @@ class _Step:
     """A worker's part of a step, as its gradients were before anything was made of them."""
 
     share: Share
-    weight: float  # of its gradients in the sum: as in the round, what it is trusted with too
     dense: list[Dense]
     touched: list[float]  # 1 where there is a gradient
     sparse: list[Dense]
@@ -138,15 +137,14 @@ class AllReduce(_Local):
         sparse = [
             entry for entry, grad in zip(dense, grads, strict=True) if grad is not None and grad.is_sparse
         ]
-        weight = share.weight * (self.worker.trust if self.policy.clock.meets else 1.0)
-        return _Step(share, weight, dense, [float(grad is not None) for grad in grads], sparse)
+        return _Step(share, dense, [float(grad is not None) for grad in grads], sparse)
 
     def _sum(self, one: Stepped, mine: _Step) -> _Sum:
         group = self.worker.group
         counts, total, max_norm = self._agree(one, mine)
         # A parameter that nobody touched is left alone, as torch leaves one without gradient.
         active = [entry for entry, count in zip(mine.dense, counts, strict=True) if count > 0]
-        packed = _packed([_gradient(entry) for entry in active]) * mine.weight
+        packed = _packed([_gradient(entry) for entry in active]) * mine.share.weight
         group.sum_(packed)
         if total > 0:
             packed /= total
@@ -189,7 +187,7 @@ class AllReduce(_Local):
         """How many touched each parameter, the samples in all, the norm to clip by. Learning rates become
         the first's: a worker whose parts are empty does not run its schedulers.
         """
-        group, weight = self.worker.group, mine.weight
+        group, weight = self.worker.group, mine.share.weight
         rates = [float(rate) if group.rank == 0 else 0.0 for rate in self._rates]
         told = torch.tensor([*mine.touched, *rates, weight, weight * one.clip.max_norm], dtype=torch.float64)
         with self.worker.waiting():  # small: what it takes is the others' time

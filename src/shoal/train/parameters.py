@@ -114,13 +114,13 @@ class Stepped:
             dense.parameter.data.copy_(state["values"][dense.name])
 
     def hide_gradients(self) -> None:
-        """Let the optimizer see nothing to step."""
+        """Let the optimizer see nothing to step, also where there are gradients again since it was said."""
         if not self._hidden:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             parameters += [use.module.weight for use in self.tables if use.group is None]
             self._hidden = [(parameter, parameter.grad) for parameter in parameters]
-            for parameter in parameters:
-                parameter.grad = None
+        for parameter, _ in self._hidden:
+            parameter.grad = None
 
     def show_gradients(self) -> None:
         """Put back what users may want to look at."""
@@ -134,6 +134,15 @@ def flat(tensor: torch.Tensor) -> FlatFloats:
     """The memory of a contiguous float32 CPU tensor as an array; a copy for any other."""
     array: FlatFloats = tensor.detach().to("cpu", torch.float32).contiguous().view(-1).numpy()
     return array
+
+
+def uncompiled(name: str) -> str:
+    """A name in a model as it is without torch.compile: at the servers and in checkpoints both are one model.
+
+    >>> uncompiled("_orig_mod.tower._orig_mod.weight")
+    'tower.weight'
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def names(count: int, earlier: int) -> list[str]:
@@ -174,7 +183,7 @@ def survey(
             known.add(id(parameter))
             if id(parameter) in home:
                 one, index = home[id(parameter)]
-                one.dense.append(Dense(prefix + name, parameter, one.optimizer, index))
+                one.dense.append(Dense(prefix + uncompiled(name), parameter, one.optimizer, index))
     return stepped
 
 
@@ -197,7 +206,7 @@ def described(models: Mapping[str, torch.nn.Module], stepped: list[Stepped]) -> 
                     f"table {module.table_name!r}, dim {module.dim}, init {module.init}, seed {module.seed}"
                 )
                 who = who if module.optimizer is None else type(module.optimizer).__name__
-            lines.append(f"{prefix}{name}: {what}, {who}")
+            lines.append(f"{prefix}{uncompiled(name)}: {what}, {who}")
     return lines
 
 
@@ -236,8 +245,8 @@ def _tables(
     stepped: list[Stepped],
     home: dict[int, tuple[Stepped, int]],
 ) -> None:
-    for name, module in table_modules(model):
-        where = home.get(id(module.weight))
+    for compiled, module in table_modules(model):
+        name, where = uncompiled(compiled), home.get(id(module.weight))
         if where is not None:
             where[0].tables.append(TableUse(prefix + name, module, where[0].optimizer, where[1]))
         elif not module.weight.requires_grad:

@@ -6,7 +6,8 @@ Model and optimizer stay the same objects, changed in place; loaders are wrapped
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,9 +74,10 @@ def prepare(
     fresh = [model for model in models if not any(model is known for known in worker.models)]
     if fresh or optimizers:
         _prepare_training(worker, fresh, optimizers, reduction)
+    leased = worker.world_size > 1 and worker.policy.order(worker.world_size) == "leased"
     for thing in objects:
         if isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
-            worker.schedules.add(thing)
+            worker.schedules.add(thing, leased=leased)
     rows = None if keys is None else _batch_rows(worker, objects, keys, split)
     return [_prepared(worker, thing, split, rows, prefetch) for thing in objects]
 
@@ -230,6 +232,20 @@ def _table_optimizer(worker: Worker, module: TableModule, use: tuple[Stepped, Ta
     return twin_of(use[0].optimizer, use[1].group)
 
 
+@contextmanager
+def _named(worker: Worker) -> Iterator[None]:
+    """What is refused within a step says whose, and which: by the script's count, since a clock may count
+    blocks of them.
+    """
+    try:
+        yield
+    except BadInput as error:
+        where = f"worker {worker.rank}"
+        if str(error).startswith(where):
+            raise
+        raise type(error)(f"{where}, step {worker.steps_made - 1}: {error}") from None
+
+
 def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
     known = {id(parameter) for group in one.optimizer.param_groups for parameter in group["params"]}
 
@@ -256,18 +272,14 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
             )
         worker.stepping()
         worker.schedules.stepped(optimizer)
-        try:
+        with _named(worker):
             worker.lives.step(lambda: strategy.before(one))
-        except BadInput as error:
-            where = f"worker {worker.rank}"
-            if str(error).startswith(where):
-                raise
-            raise type(error)(f"{where}, step {worker.step}: {error}") from None
         if worker.lives.void:  # the optimizer does nothing
             one.hide_gradients()
 
     def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        worker.lives.step(lambda: strategy.after(one))
+        with _named(worker):
+            worker.lives.step(lambda: strategy.after(one))
         one.show_gradients()
         worker.stepped()
 

@@ -34,7 +34,6 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shoal.collective.group import Broken, GlooGroup, Group, Lone
 from shoal.errors import Fenced, ShoalError, Timeout, Unavailable
-from shoal.train.noticeboard import Noticeboard
 from shoal.train.state_bytes import from_bytes, to_bytes
 from shoal.train.waits import doing
 
@@ -121,9 +120,7 @@ class Regroup(Group):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        if worker.board is None:
-            worker.board = Noticeboard(worker.client, worker.rank)
-        self._board = worker.board
+        self._board = worker.board = worker.notes
         self._group: Group = Lone()
         self._store: Store | None = None  # kept: the leader's serves the others
         self._number = 0  # of the generation

@@ -17,6 +17,14 @@ import torch
 _NOTHING = object()
 
 
+class _EndsQuietly(torch.optim.lr_scheduler.OneCycleLR):
+    """Stays where it ends. A class, not an attribute: those are in a `state_dict`."""
+
+    def step(self, *args: Any) -> None:
+        if self.last_epoch < self.total_steps:
+            super().step(*args)
+
+
 class KeptScheduler:
     """One that was given to `prepare`, before it moves."""
 
@@ -33,6 +41,13 @@ class KeptScheduler:
         self.measured: float | None = None  # the rate in the pass that runs, so far
         self.between: int | None = None  # moves from one pass to the next that are in neither
         self.by_steps = False  # it has moved with every step
+
+    def end_quietly(self) -> None:
+        """Where data is leased a worker may make more steps than its part, and one that moves with them
+        comes to its end sooner, where torch's own raises.
+        """
+        if type(self.scheduler) is torch.optim.lr_scheduler.OneCycleLR:
+            self.scheduler.__class__ = _EndsQuietly
 
     @property
     def count(self) -> int:

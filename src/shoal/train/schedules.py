@@ -61,12 +61,16 @@ class Schedules:
         self._worker, self._joined_at = worker, worker.step
         self._since = (worker.step, [], worker.step)
 
-    def add(self, scheduler: Any) -> None:
-        """Look after it. Moves within passes that are over are made here: no loop will make them."""
+    def add(self, scheduler: Any, *, leased: bool = False) -> None:
+        """Look after it; `leased`: so is data, to several workers. Moves within passes that are over are made
+        here: no loop will make them.
+        """
         if any(scheduler is one.scheduler for one in self._kept):
             return
         one, at = KeptScheduler(scheduler), len(self._kept)
         self._kept.append(one)
+        if leased:
+            one.end_quietly()
         if isinstance(self._before, Mapping) or not self._before:
             for record in self._records() if self._joined_at else ():
                 if at < len(record["kinds"]) and record["kinds"][at] == one.kind:
@@ -98,7 +102,7 @@ class Schedules:
             self._measure()
         for one in self._kept:
             if one.scheduler.optimizer is optimizer and (steps := self._steps[id(optimizer)]):
-                one.by_steps = bool(one.rate) and one.count - one.ahead == steps
+                one.by_steps = one.inside > 0 and one.count - one.ahead == steps
         self._steps[id(optimizer)] += 1
         self._used = self._drawn
         self._stepped_at = -1 if self._worker is None else self._worker.step
@@ -107,7 +111,8 @@ class Schedules:
         """The step just made had no batch."""
         for one in self._kept:
             before = self._steps[id(one.scheduler.optimizer)] - 1
-            if before > 0 and one.count - one.ahead == before:
+            # With one step in a pass one that moves behind passes has moved as often.
+            if before > 0 and one.inside > 0 and one.count - one.ahead == before:
                 one.move(inside=1)
 
     def missed(self, ticks: int) -> None:
@@ -191,7 +196,7 @@ class Schedules:
         for one, moved in zip(self._kept, before, strict=True):
             one.measured = (one.inside - moved) / ticks
             # What was measured in a whole pass is better, unless it moves otherwise now.
-            if one.rate is None or (ticks > 1 and (_whole(one.rate) or _whole(one.measured))):
+            if not one.rate or (ticks > 1 and (_whole(one.rate) or _whole(one.measured))):
                 one.rate = one.measured
         self._since = (begin, before, self._worker.step)
         self._units = self._used / ticks if self._used else self._units

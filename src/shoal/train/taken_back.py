@@ -176,6 +176,7 @@ def load(worker: Worker, url: str) -> str:
         name = worker.board.text(0, _LOADED) or ""
     worker.state.bring_back()
     if worker.strategy is not None:
+        worker.strategy.forget_rows()
         worker.strategy.refresh()
         worker.fixed.refresh()
         if (found := _read(worker, f"{split(url)[0].url}/{name}")) is not None:

@@ -63,13 +63,13 @@ class Waits:
         return done if waited_s < self._slice_s else replace(done, waited_s=waited_s)
 
     def end_of_pass(
-        self, epoch: int, name: str, *, shares: int = 0, patience_s: float = math.inf
+        self, epoch: int, name: str, *, shares: int = 0, made: int = 0, patience_s: float = math.inf
     ) -> tuple[int, bool] | None:
         """Wait until a pass is over everywhere: the next step, and True; False where units came back, or it
         has grown; None where they are late.
 
         `shares`: units that each worker has in static order, 0 where they are leased; then those that others
-        hold are late after `patience_s`.
+        hold are late after `patience_s`. `made`: the steps that this worker has made in it.
         """
         seen: list[Any] = []
         late = time.monotonic() + patience_s
@@ -87,7 +87,11 @@ class Waits:
             left = late - time.monotonic()
             return None if left <= 0 else self._rounds.end_pass(epoch, min(seconds, left))
 
-        return self.until(f"the end of {name}", ask, expected)
+        if not shares:
+            return self.until(f"the end of {name}", ask, expected)
+        # It may be this one that made too few, and is at the end before the others for that.
+        doubt = f"This worker made {made} steps with its {shares} units: do all make equally many?"
+        return self.until(f"the end of {name}", ask, expected, doubt=doubt)
 
     def until(
         self,
@@ -96,8 +100,11 @@ class Waits:
         expected: Callable[[dict[str, Any]], list[int]],
         *,
         rests: bool = True,
+        doubt: str = "Does it call optimizer.step() as often as the others?",
     ) -> T:
-        """Ask for so many seconds until there is an answer; `expected` says who is waited for."""
+        """Ask for so many seconds until there is an answer; `expected` says who is waited for, and `doubt`
+        what may be the reason if there never is one.
+        """
         began = time.monotonic()
         while True:
             left = began + self.seconds - time.monotonic()
@@ -115,8 +122,7 @@ class Waits:
                     raise
                 raise Timeout(
                     f"worker {self._rounds.rank}, {what}: waited {time.monotonic() - began:.0f} s for "
-                    f"{doing(state, others)}. Does it call optimizer.step() as often as the others? "
-                    f"SHOAL_WAIT_S (now {self.seconds:g}) allows more time"
+                    f"{doing(state, others)}. {doubt} SHOAL_WAIT_S (now {self.seconds:g}) allows more time"
                 ) from None
 
     def _give_up(

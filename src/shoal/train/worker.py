@@ -13,15 +13,15 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from shoal import optim
 from shoal.collective.group import Broken
 from shoal.errors import BadInput, Fenced
 from shoal.store.client import Client
 from shoal.store.rounds import Advanced, Rounds
+from shoal.sync.plain import to_plain
 from shoal.sync.policy import Policy
+from shoal.train.alike import enter, said_of
 from shoal.train.clip import LocalClip, round_clip
 from shoal.train.cut_state import CutState
 from shoal.train.fixed import Fixed
@@ -29,6 +29,7 @@ from shoal.train.history import History
 from shoal.train.kept_state import KeptState
 from shoal.train.ledger_report import LedgerReport, Usage
 from shoal.train.lives import Lives
+from shoal.train.means import Means
 from shoal.train.noticeboard import Noticeboard
 from shoal.train.progress import ProgressReport, read_trust
 from shoal.train.schedules import Schedules
@@ -39,7 +40,6 @@ from shoal.train.waits import WAIT_S, Waits
 
 if TYPE_CHECKING:
     from shoal.collective.group import Group
-    from shoal.store.table import Table
     from shoal.train.batch_rows import BatchKeys
     from shoal.train.passes import Passes
     from shoal.train.strategy import Strategy
@@ -73,10 +73,10 @@ class Worker:
         self.rank, self.world_size = rank, world_size
         self.group, self.threads = group, threads
         self.job, self.batch, self.seed = job, batch, seed
-        # First: who sees this worker in the rounds shall find its notes.
-        self.board = Noticeboard(client, rank) if world_size > 1 else None
+        # First: who sees this worker in the rounds shall find its notes; one that is alone may get company.
+        self.board = self.notes if world_size > 1 or job is not None else None
         self.rounds = Rounds(client, rank, world_size)
-        self.step = self.rounds.open(**policy.core_spec(world_size), back=job is not None)
+        self.step = enter(self.rounds, policy, self.board, back=job is not None)
         self.clock = self.step  # as the servers have it: of the steps that are finished
         self.epoch = 0
         self.state = KeptState(self)
@@ -84,7 +84,7 @@ class Worker:
         self.cut_state: CutState | None = None
         if self.step:  # in the place of another, or from a checkpoint
             self.state.bring_back()
-        self.progress = ProgressReport(job, rank=rank)
+        self.progress = ProgressReport(job, rank=rank, policy=to_plain(policy), batch=batch)
         self.waits = Waits(self.rounds, self.progress, wait_s)
         self.ledger = LedgerReport(self.rounds, client)
         self.usage = Usage(self.ledger, self.progress, tells=job is not None and rank == 0)
@@ -110,9 +110,10 @@ class Worker:
         self._abstains = False
         self._loops = 0  # over passes that were made: what follows one is no part of its last epoch
         self._barriers = (0, 0)  # of which part of the script, and how many in it
-        self._turn = False  # of the rows in which `mean` is told
+        self._means = Means(self)
         self._taken: Share | None = None  # by the last step, if anything is known of it
         self._sources: set[Passes] = set()  # of what it was made of
+        self._steps_again = False  # one optimizer made several with one batch
         self._left = False  # whether the loop that drew was left by a `break`
         self.schedules = Schedules()
         if self.taken_back is not None:
@@ -149,6 +150,8 @@ class Worker:
         self.epoch = max([self.epoch, *(passes.begins for passes in self.passes)])
         for passes in self.passes:
             passes.loader.set_epoch(max(self.epoch, passes.loader.epoch))
+        if self.epoch >= count:  # all are made: schedulers are where they ended
+            self.schedules.gives(self.epoch)
         while self.epoch < count:
             now = self.epoch
             self.schedules.gives(now)
@@ -167,16 +170,16 @@ class Worker:
             for name, value in metrics.items()
         }
         before = self.progress.value
-        loss = values.get("loss", before.loss)
+        loss, reports = values.get("loss", before.loss), before.reports + ("loss" in values)
         if loss is not None and not math.isfinite(loss):
             if not self.bears_nan:
                 raise BadInput(
-                    f"worker {self.rank}, step {self.step}: the loss is {loss}; lower the learning rate, "
-                    f"clip the gradient (worker.clip_grad_norm_), or look at the batch of this step"
+                    f"worker {self.rank}, step {self.steps_made}: the loss is {loss}; lower the learning "
+                    f"rate, clip the gradient (worker.clip_grad_norm_), or look at the batch of this step"
                 )
-            loss = before.loss
-            self.progress.update(nan_step=self.step)
-        self.progress.update(loss=loss, metrics=before.metrics | values)
+            loss, reports = before.loss, before.reports
+            self.progress.update(nan_step=self.steps_made)
+        self.progress.update(loss=loss, reports=reports, metrics=before.metrics | values)
         if self.history is not None:
             self.history.add(values)
 
@@ -189,26 +192,7 @@ class Worker:
 
     def mean(self, value: float, weight: float = 1.0) -> float:
         """The mean of `value` over all workers, weighted (NaN if by nothing). Every worker must call it."""
-        if not 0 <= weight < math.inf:
-            raise BadInput(f"worker.mean: weight is {weight!r}; it must be a finite number, at least 0")
-        if self.world_size == 1:
-            return float(value) if weight else math.nan
-        # Two rows for each worker, by turns: a worker can be one call ahead of another, not two.
-        self._turn = not self._turn
-        call = (self.part, self._barriers_before)
-        # Bit by bit, in whole numbers that a float32 of a row can hold.
-        told = np.array([[float(value), float(weight), *call]]).view(np.uint16).astype(np.float32)
-        self.lives.again(lambda: self._means.assign([2 * self.rank + self._turn], told))
-        state = self.lives.again(self.rounds.state)
-        everybody = range(2 * len(state["phases"]))  # also those who have come since the pass began
-        self.barrier()
-        rows = self.lives.again(lambda: self._means.pull(everybody)).astype(np.uint16).view(np.float64)
-        values, weights = rows[(rows[:, 2:] == call).all(1) & (rows[:, 1] > 0), :2].T  # of this call alone
-        return float((values * weights).sum() / weights.sum()) if len(weights) else math.nan
-
-    @cached_property  # opened once: the coordinator may be away later
-    def _means(self) -> Table:
-        return self.client.table("shoal.means", dim=16, optimizer=optim.SGD(lr=1.0))
+        return self._means.mean(value, weight, (self.part, self._barriers_before))
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
@@ -248,8 +232,8 @@ class Worker:
 
         In words with rounds, and under allreduce, it is the round's mean gradient that is clipped, by all
         workers alike; its norm is known when `optimizer.step()` has returned, and then stands in the tensor
-        that this gives; `model` must hold all that one optimizer steps, and nothing of another's. Elsewhere
-        the worker's own gradient is clipped at once.
+        that this gives (NaN: the contribution was dropped); `model` must hold all that one optimizer steps,
+        and nothing of another's. Elsewhere the worker's own gradient is clipped at once.
         """
         if not max_norm > 0:
             raise BadInput(f"clip_grad_norm_: max_norm is {max_norm!r}; it must be a number above 0")
@@ -309,6 +293,8 @@ class Worker:
             share = self._end_share(self._weight)
             share.weight, self._weight = share.samples if self._weight is None else self._weight, None
             self._taken = share if known else None
+        else:
+            self._steps_again = True
         for passes in self._sources:
             passes.stepping(self.optimizers.index(optimizer))
         return replace(share)
@@ -343,6 +329,11 @@ class Worker:
     def draws(self) -> bool:
         """Whether its steps are made of what loaders hand out."""
         return bool(self._drawn or self._sources)
+
+    @property
+    def several_steps(self) -> bool:
+        """Whether the end of a step need not be that of a batch."""
+        return self.draws and (self._steps_again or len(self.optimizers) > 1)
 
     def lose_share(self) -> None:
         """What was drawn, or not handed in yet, is of an earlier life."""
@@ -403,8 +394,6 @@ class Worker:
         """End the step: wait until the next may begin."""
         self.state.keep()
         units, self._units = self._units, []
-        if self.policy.clock.meets:
-            weight *= self.trust
         try:
             done = self.waits.step(self.step, weight=weight, lr=lr, clip=clip, units=units)
         except Broken:  # it will be said again
@@ -426,19 +415,28 @@ class Worker:
         now = monotonic()
         if self.job is not None and now >= self._staleness_at + _STALENESS_EVERY_S:
             self._staleness_at = now
-            self.trust = read_trust(self.job, self.rank)
+            self.heed()
             seen = self.rounds.state()["staleness"]
             known["staleness"] = seen["sum"] / seen["count"] if seen["count"] else None
         known["waited_s"] = self.waited_s
         self.progress.update(**known, **self.usage.known, epoch=self.epoch, state="training", waiting_for=())
+
+    def heed(self) -> None:
+        """Learn what the supervisor lets this worker count for by now."""
+        if self.job is not None:
+            self.trust = read_trust(self.job, self.rank)
 
     def resized(self, workers: int) -> None:
         """A pass is cut for so many workers from now on: the job has grown or become smaller."""
         if workers == self.world_size:
             return
         self.world_size = self.rounds.workers = workers
-        if self.board is None:
-            self.board = Noticeboard(self.client, self.rank)
+        self.board = self.notes
+
+    @cached_property  # an own store has no such table until it is needed
+    def notes(self) -> Noticeboard:
+        """What it tells others, or its next life; `board` where there are others to be compared with."""
+        return Noticeboard(self.client, self.rank, said_of(self.policy, self.batch))
 
     def agree(self, topic: int, text: str) -> Iterator[tuple[int, str]]:
         """Tell the others `text`; gives those who have said something else on the topic, and what."""
@@ -486,7 +484,8 @@ class Worker:
         self.lives.stepped()
         if self.straggler is not None:
             self.straggler.begin()
-        self.between_steps()
+        if self.cut_state is not None:
+            self.cut_state.boundary(ends_batch=not self.several_steps)
 
     def __enter__(self) -> Worker:
         return self
