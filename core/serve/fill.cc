@@ -57,7 +57,10 @@ void Filler::begin() {
   }
   image_ = source_.begin_image();
   reading_ = true;
-  send(fill_, Kind::image, {part_}, std::move(image_.bytes));
+  Bytes head;
+  append_tables(image_.settings, head);
+  head.insert(head.end(), image_.bytes.begin(), image_.bytes.end());
+  send(fill_, Kind::image, {part_}, std::move(head));
 }
 
 // Ok: all of them are sent.

@@ -145,7 +145,8 @@ Session::Outcome Session::on_request(const FrameView& frame, ReplySink& sink, st
   }
   const bool pushes = header.kind == static_cast<uint16_t>(Kind::push) ||
                       header.kind == static_cast<uint16_t>(Kind::replicate_push);
-  const uint32_t flags = pushes ? uint32_t{kStage | kByStaleness} : 0;
+  const bool commits = header.kind == static_cast<uint16_t>(Kind::replicate_commit);
+  const uint32_t flags = pushes ? uint32_t{kStage | kByStaleness} : commits ? uint32_t{kSettings} : 0;
   if ((header.flags & ~flags) != 0 || header.round != 0 || header.cut != 0) {
     return refuse_and_close(
         {Code::refused, "a frame asks for rounds or cuts, which this server does not know"}, sink);

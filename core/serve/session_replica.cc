@@ -59,6 +59,12 @@ void Session::send_on(const Header& header, std::span<const Part> parts, std::sp
   size_t bytes = 0;
   for (const PushPart& push : pushes)
     bytes += 8 * push.keys.size() + push.values.size() + push.pulled.size() + 16;
+  std::vector<std::vector<std::byte>> changed(
+      groups.size());  // settings, where this is the first push with them
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (!acks[g].settings.empty()) append_tables(acks[g].settings, changed[g]);
+    bytes += changed[g].size() + 8;
+  }
   const std::shared_ptr<Block> block = server_.chain.allocate(bytes);
   const std::span<std::byte> body = block->bytes();
   size_t at = 0;
@@ -66,17 +72,26 @@ void Session::send_on(const Header& header, std::span<const Part> parts, std::sp
   for (size_t g = 0; g < groups.size(); ++g) {
     if (!acks[g].status.ok() || acks[g].duplicate) continue;
     const size_t begin = at;
-    std::vector<Part> mine(parts.begin() + static_cast<ptrdiff_t>(groups[g].first),
-                           parts.begin() + static_cast<ptrdiff_t>(groups[g].second));
-    for (size_t i = 0; i < mine.size(); ++i) {
-      const PushPart& push = pushes[groups[g].first + i];
-      mine[i].keys_segment = mine[i].values_segment = 0;
-      mine[i].lr = push.lr;
-      mine[i].keys_at = put(body, std::as_bytes(push.keys), begin, at);
-      mine[i].values_at = put(body, push.values, begin, at);
-      if (!push.pulled.empty()) mine[i].pulled_at = put(body, push.pulled, begin, at);
-      set_log_entry(mine[i], acks[g].entry);
+    std::vector<Part> mine;
+    if (!changed[g].empty()) {
+      Part& first = mine.emplace_back();
+      first.shard = parts[groups[g].first].shard;
+      first.term = acks[g].term;
+      first.mode = static_cast<uint8_t>(PushMode::settings);
+      first.values_at = put(body, changed[g], begin, at);
+      first.values_words = static_cast<uint32_t>((changed[g].size() + 3) / 4);
     }
+    for (size_t i = groups[g].first; i < groups[g].second; ++i) {
+      const PushPart& push = pushes[i];
+      if (push.mode == PushMode::settings) continue;  // as it came, and sent on above
+      Part& part = mine.emplace_back(parts[i]);
+      part.keys_segment = part.values_segment = 0;
+      part.lr = push.lr;
+      part.keys_at = put(body, std::as_bytes(push.keys), begin, at);
+      part.values_at = put(body, push.values, begin, at);
+      if (!push.pulled.empty()) part.pulled_at = put(body, push.pulled, begin, at);
+    }
+    for (Part& part : mine) set_log_entry(part, acks[g].entry);
     entries.push_back({std::move(mine), {block, begin, at - begin}});
   }
   if (!entries.empty()) server_.chain.send(header, std::move(entries));
@@ -103,15 +118,29 @@ Ack Session::replay(const FrameView& frame, std::span<const Part> parts, std::sp
     Commit commit;
     std::span<const std::byte> body = frame.body;
     if (!decode_commit(body, commit)) return {.status = {Code::refused, "these bytes are no commit"}};
-    return shard.commit(commit, parts[0].term, entry);
+    Settings settings;
+    if ((header.flags & kSettings) != 0) {
+      Result<Settings> taken = take_tables(body);
+      if (!taken.ok()) return {.status = taken.status()};
+      settings = std::move(*taken);
+    }
+    return shard.commit(commit, parts[0].term, entry, settings);
   }
   if (pushes.empty()) return {.status = {Code::refused, "a server sends on an update without its rows"}};
   const PushIdentity identity{.client = header.origin,
                               .incarnation = header.origin_incarnation,
                               .seq = header.origin_seq,
                               .low = header.origin_low};
-  return (header.flags & kStage) != 0 ? shard.stage(&identity, pushes, header.rank, header.step, entry)
-                                      : shard.push(&identity, pushes, header.step, entry);
+  if ((header.flags & kStage) != 0) return shard.stage(&identity, pushes, header.rank, header.step, entry);
+  Settings settings;
+  if (pushes[0].mode == PushMode::settings) {
+    std::span<const std::byte> bytes = pushes[0].values;
+    Result<Settings> taken = take_tables(bytes);
+    if (!taken.ok()) return {.status = taken.status()};
+    settings = std::move(*taken);
+    pushes = pushes.subspan(1);
+  }
+  return shard.push(&identity, pushes, header.step, entry, false, settings);
 }
 
 // Applies what can be; gives the first error. Those whose turn has not come stay `unavailable`.
@@ -226,8 +255,12 @@ Session::Outcome Session::image(const FrameView& frame, ReplySink& sink) {
                   sink);
   }
   if (part.table == 0) {
+    std::span<const std::byte> head = frame.body;
+    const Result<Settings> settings = take_tables(head);
+    if (!settings.ok()) return answer(frame, settings.status(), sink);
     shard.clear();
-    return answer(frame, shard.restore(frame.body), sink);
+    if (Status status = shard.restore(*settings); !status.ok()) return answer(frame, status, sink);
+    return answer(frame, shard.restore(head), sink);
   }
   const size_t count = part.count;
   const size_t heads = count * (sizeof(int64_t) + sizeof(RowMeta));

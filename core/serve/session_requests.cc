@@ -114,6 +114,13 @@ Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
   const bool staged = (frame.header.flags & kStage) != 0;
   TableFinder tables(server_.store);
   for (const Part& part : frame.parts) {
+    if (part.mode == static_cast<uint8_t>(PushMode::settings) && part.shard < server_.store.shards() &&
+        frame.header.kind == static_cast<uint16_t>(Kind::replicate_push)) {
+      const auto settings = array(frame, part.values_segment, part.values_at, size_t{4} * part.values_words);
+      if (!settings.ok()) return settings.status();
+      parts.push_back({.term = part.term, .mode = PushMode::settings, .values = *settings});
+      continue;
+    }
     if (part.shard >= server_.store.shards() || !is_codec(part.codec) || part.mode > 2 ||
         part.keys_at % 2 != 0) {
       return {Code::refused, "a push names shard " + std::to_string(part.shard) + ", codec " +
@@ -381,6 +388,8 @@ Session::Outcome Session::scan(const FrameView& frame, ReplySink& sink) {
 
 // Sends a commit to the servers behind, for the shards that have just applied it. Gives what is to be held.
 std::vector<Part> Session::send_on(std::span<const std::byte> commit, std::span<const Ack> acks) {
+  Header header;
+  header.kind = static_cast<uint16_t>(Kind::replicate_commit);
   std::vector<Chain::Entry> entries;
   std::vector<Part> marks;
   const auto bytes = std::make_shared<const std::vector<std::byte>>(commit.begin(), commit.end());
@@ -390,11 +399,17 @@ std::vector<Part> Session::send_on(std::span<const std::byte> commit, std::span<
     part.term = acks[s].term;
     set_log_entry(part, acks[s].entry);
     if (acks[s].status.ok()) marks.push_back(part);
-    if (acks[s].status.ok() && !acks[s].duplicate && !SHOAL_MUTANT(commit_alone))
+    if (!acks[s].status.ok() || acks[s].duplicate || SHOAL_MUTANT(commit_alone)) continue;
+    if (acks[s].settings.empty()) {
       entries.push_back({{part}, bytes});
+      continue;
+    }
+    auto with_settings = std::make_shared<std::vector<std::byte>>(commit.begin(), commit.end());
+    append_tables(acks[s].settings, *with_settings);
+    header.flags = kSettings;
+    server_.chain.send(header, {{{part}, Chain::Bytes(std::move(with_settings))}});
   }
-  Header header;
-  header.kind = static_cast<uint16_t>(Kind::replicate_commit);
+  header.flags = 0;
   server_.chain.send(header, std::move(entries));
   return marks;
 }

@@ -12,7 +12,9 @@ namespace shoal {
 
 inline constexpr uint64_t kNoVersion = UINT64_MAX;
 
-enum class PushMode : uint8_t { update = 0, assign = 1, init_once = 2 };
+// `settings`: no rows, but the hyper-parameters that the parts behind it are the first to be made with; sent
+// between the servers of a chain only.
+enum class PushMode : uint8_t { update = 0, assign = 1, init_once = 2, settings = 3 };
 
 // How many updates a gradient is behind: those from the pull it was made from to the one that it is in, which
 // counts. One that nothing came between has 1.

@@ -36,11 +36,38 @@ Status Shard::declare(const std::shared_ptr<const TableSpec>& spec) {
     const TableSpec& now = entry->spec();
     if (!same_table(now, *spec))
       return {Code::mismatch, describe(now) + " exists; it cannot be opened as " + describe(*spec)};
-    if (spec->generation > now.generation) std::visit([&](auto& rows) { rows.set_spec(spec); }, entry->rows);
+    if (spec->generation <= entry->newest->generation) return {};
+    entry->newest = spec;
+    if (SHOAL_MUTANT(settings_at_once)) adopt({spec});
     return {};
   }
-  tables_.emplace(spec->id, spec->dense ? Entry{DensePieces(spec)} : Entry{TableRows(spec)});
+  tables_.emplace(spec->id, spec->dense ? Entry{DensePieces(spec), spec} : Entry{TableRows(spec), spec});
   return {};
+}
+
+Status Shard::check(const Settings& settings) {
+  for (const auto& spec : settings) {
+    const Entry* entry = find(spec->id);
+    if (entry == nullptr) return unknown(spec->id);
+    if (!same_table(entry->spec(), *spec))
+      return {Code::mismatch, describe(entry->spec()) + " is here; a server sends " + describe(*spec)};
+  }
+  return {};
+}
+
+void Shard::adopt(const Settings& settings) {
+  for (const auto& spec : settings)
+    std::visit([&](auto& rows) { rows.set_spec(spec); }, find(spec->id)->rows);
+}
+
+template <typename Parts>
+Settings Shard::changed(const Parts& parts) {
+  Settings settings;
+  for (const auto& part : parts) {
+    const Entry& entry = *find(part.table);
+    if (entry.newest->generation > entry.spec().generation) settings.push_back(entry.newest);
+  }
+  return settings;
 }
 
 bool Shard::place(const ChainPlace& place) {
@@ -212,18 +239,20 @@ Status Shard::out_of_memory() const {
 }
 
 Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step, uint64_t entry,
-                bool more) {
+                bool more, const Settings& settings) {
   const std::lock_guard lock(mutex_);
   Ack ack = begin(parts.empty() ? 0 : parts[0].term, entry);
   if (!ack.status.ok() || ack.duplicate) return ack;
   if (identity != nullptr && entry == 0 && !is_fresh(*identity, ack)) return ack;
   for (const PushPart& part : parts)
     if (ack.status = check(part, false); !ack.status.ok()) return ack;
+  if (ack.status = check(settings); !ack.status.ok()) return ack;
   if (identity != nullptr) dedupe_.make_room(*identity);
   bool whole = std::all_of(parts.begin(), parts.end(), [&](const PushPart& part) { return prepare(part); });
   const auto not_after = [](const PushPart& a, const PushPart& b) { return a.table >= b.table; };
   const bool each_once = std::adjacent_find(parts.begin(), parts.end(), not_after) == parts.end();
   const uint64_t version = more ? version_ : version_ + 1;
+  if (whole) adopt(ack.settings = entry == 0 ? changed(parts) : settings);
   for (const PushPart& part : parts) whole = whole && apply(part, version, step, each_once);
   if (!whole) {
     ack.status = out_of_memory();
@@ -277,7 +306,7 @@ void Shard::apply(const Staging::Sum& sum, uint64_t step) {
   }
 }
 
-Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
+Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry, const Settings& settings) {
   const std::lock_guard lock(mutex_);
   Ack ack = begin(entry == 0 ? place_.term : term, entry);
   ack.duplicate = ack.duplicate || commit.seq <= committed_;
@@ -287,6 +316,7 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
                                      std::to_string(number_) + ", which is at " + std::to_string(committed_)};
     return ack;
   }
+  if (ack.status = check(settings); !ack.status.ok()) return ack;
   std::vector<Staging::Sum>& sums = staging_.sums(commit, version_ + 1);
   for (const Staging::Sum& sum : sums) {
     if (!prepare({.table = sum.table, .keys = sum.keys})) {
@@ -296,6 +326,7 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry) {
   }
   // A copy may be asked for it after its head is gone, by a worker that carries the same commit elsewhere.
   if (commit.clip > 0.0f) note_norm(commit, sums);
+  adopt(ack.settings = entry == 0 ? changed(sums) : settings);
   if (!sums.empty()) ack.version = ++version_;
   const uint64_t step = commit.entries.empty() ? 0 : commit.entries.back().step;
   for (Staging::Sum& sum : sums) {

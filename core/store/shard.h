@@ -7,6 +7,8 @@
 // Invariants:
 //   - `version` counts applied pushes; a row keeps the version of its last write.
 //   - A push's update and its dedupe record are one critical section.
+//   - Hyper-parameters change between two entries of the log, and travel with the second: a copy makes each
+//     update with those that its head made it with, whenever it hears of newer ones.
 //   - A push is checked wholly before anything of it is applied; a refusal changes nothing.
 #pragma once
 
@@ -47,12 +49,16 @@ struct ChainPlace {
   bool member = true;  // of the chain at all
 };
 
+// Tables whose hyper-parameters have changed.
+using Settings = std::vector<std::shared_ptr<const TableSpec>>;
+
 struct Ack {
   Status status;
   uint32_t term = 0;
   uint64_t version = 0;
   bool duplicate = false;
-  uint64_t entry = 0;  // of the log: its own, or the last one where it is a duplicate
+  uint64_t entry = 0;      // of the log: its own, or the last one where it is a duplicate
+  Settings settings = {};  // that the update was the first to be made with
 };
 
 struct TableFigures {
@@ -80,7 +86,8 @@ class Shard {
   explicit Shard(uint32_t number, std::shared_ptr<StagedBudget> budget = std::make_shared<StagedBudget>())
       : number_(number), staging_(std::move(budget)) {}
 
-  // Makes a table known, or brings its hyper-parameters up to date.
+  // Makes a table known. Other hyper-parameters than before: the head makes its next update with them, a copy
+  // waits for that entry of the log.
   Status declare(const std::shared_ptr<const TableSpec>& spec);
 
   // Refuses what a server sends that has not learnt this placement.
@@ -101,13 +108,13 @@ class Shard {
   // Applies all parts as one update, or as more of the last one of the same client. `identity` null: no
   // retries are possible (the embedded store).
   Ack push(const PushIdentity* identity, std::span<const PushPart> parts, uint64_t step, uint64_t entry = 0,
-           bool more = false);
+           bool more = false, const Settings& settings = {});
 
   // Keeps all parts for the commit that will name (rank, step); the dedupe record is written with them.
   Ack stage(const PushIdentity* identity, std::span<const PushPart> parts, uint32_t rank, uint64_t step,
             uint64_t entry = 0);
   // Sums what the commit names, in its order, and steps each key once; the next one in turn, or a duplicate.
-  Ack commit(const Commit& commit, uint32_t term = 0, uint64_t entry = 0);
+  Ack commit(const Commit& commit, uint32_t term = 0, uint64_t entry = 0, const Settings& settings = {});
   // The squared norm of this shard's part of the commit's sum; NaN for a commit done before the last one.
   double norm(const Commit& commit);
 
@@ -125,6 +132,8 @@ class Shard {
     uint64_t id = 0;
     uint64_t entry = 0;  // the last of the log that it holds
     std::vector<std::byte> bytes;
+    Settings
+        settings;  // of all tables. Not in `bytes`: who goes on from a checkpoint has settings of its own
   };
   ImageHead begin_image();
   // The next page, of about so many bytes; an empty one when all was read.
@@ -134,6 +143,8 @@ class Shard {
   // every page.
   Status restore(std::span<const std::byte> head);
   Status restore(const ImagePage& page);
+  // Goes on with the hyper-parameters of the server that it is a copy of.
+  Status restore(const Settings& settings);
   // Forgets all rows, for the pages of an image that is taken over without its head.
   void clear();
   // Of a shard that is held elsewhere: commits up to this one are none of its business.
@@ -158,6 +169,7 @@ class Shard {
  private:
   struct Entry {
     std::variant<TableRows, DensePieces> rows;
+    std::shared_ptr<const TableSpec> newest;  // that was declared; updates are made with `spec()`
     uint64_t pushes = 0;
     uint64_t pulls = 0;
 
@@ -171,6 +183,11 @@ class Shard {
   Ack logged(Ack ack);
   bool is_fresh(const PushIdentity& identity, Ack& ack) const;
   Status check(const PushPart& part, bool staged);
+  Status check(const Settings& settings);
+  void adopt(const Settings& settings);
+  // The newest hyper-parameters of the tables, of `{.table = ...}`s, where others were used so far.
+  template <typename Parts>
+  Settings changed(const Parts& parts);
   bool prepare(const PushPart& part);
   bool apply(const PushPart& part, uint64_t version, uint64_t step, bool last);
   void note_norm(const Commit& commit, std::span<const Staging::Sum> sums);

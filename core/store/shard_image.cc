@@ -17,11 +17,12 @@ constexpr uint64_t kRejoined = uint64_t{1} << 63;  // in an image, beside the nu
 Shard::ImageHead Shard::begin_image() {
   const std::lock_guard lock(mutex_);
   imaged_.clear();
+  ImageHead head{.id = ++image_, .entry = entries_, .bytes = {}, .settings = {}};
   for (auto& [id, entry] : tables_) {
     std::visit([](auto& rows) { rows.begin_image(); }, entry.rows);
+    head.settings.push_back(std::visit([](const auto& rows) { return rows.shared_spec(); }, entry.rows));
     imaged_.push_back(id);
   }
-  ImageHead head{.id = ++image_, .entry = entries_, .bytes = {}};
   const uint64_t commits = committed_ | (rejoined_ ? kRejoined : 0);
   const uint64_t numbers[] = {entries_,       version_,       commits, staleness_.count,
                               staleness_.sum, staleness_.max, normed_, std::bit_cast<uint64_t>(norm_)};
@@ -75,6 +76,13 @@ Status Shard::restore(std::span<const std::byte> head) {
   staleness_ = {numbers[3], numbers[4], numbers[5]};
   normed_ = numbers[6];
   norm_ = std::bit_cast<double>(numbers[7]);
+  return {};
+}
+
+Status Shard::restore(const Settings& settings) {
+  const std::lock_guard lock(mutex_);
+  if (Status status = check(settings); !status.ok()) return status;
+  adopt(settings);
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "base/hash.h"
+#include "wire/pack.h"
 
 namespace shoal {
 namespace {
@@ -104,6 +105,34 @@ Result<TableSpec> decode_table(std::span<const std::byte> bytes) {
   spec.init.salt = mix64(spec.seed ^ hash_name(spec.name));
   if (Status status = check_table(spec); !status.ok()) return status;
   return spec;
+}
+
+void append_tables(std::span<const std::shared_ptr<const TableSpec>> specs, std::vector<std::byte>& out) {
+  const auto count = static_cast<uint32_t>(specs.size());
+  pack(out, &count, 1);
+  for (const auto& spec : specs) {
+    const std::vector<std::byte> bytes = encode_table(*spec);
+    const auto size = static_cast<uint32_t>(bytes.size());
+    pack(out, &size, 1);
+    pack(out, bytes.data(), bytes.size());
+  }
+}
+
+Result<std::vector<std::shared_ptr<const TableSpec>>> take_tables(std::span<const std::byte>& bytes) {
+  std::vector<std::shared_ptr<const TableSpec>> specs;
+  uint32_t count = 0;
+  bool whole = unpack(bytes, count);
+  for (uint32_t i = 0; whole && i < count; ++i) {
+    uint32_t size = 0;
+    whole = unpack(bytes, size) && size <= bytes.size();
+    if (!whole) break;
+    Result<TableSpec> spec = decode_table(bytes.first(size));
+    if (!spec.ok()) return spec.status();
+    specs.push_back(std::make_shared<const TableSpec>(std::move(*spec)));
+    bytes = bytes.subspan(size);
+  }
+  if (!whole) return Status{Code::refused, "a list of tables' settings is cut short"};
+  return specs;
 }
 
 }  // namespace shoal

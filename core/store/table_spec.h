@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -51,5 +52,8 @@ std::string describe(const TableSpec& spec);  // with its settings
 
 std::vector<std::byte> encode_table(const TableSpec& spec);
 Result<TableSpec> decode_table(std::span<const std::byte> bytes);
+// Several: their number, then each with its length. `take_tables` takes them from the front of `bytes`.
+void append_tables(std::span<const std::shared_ptr<const TableSpec>> specs, std::vector<std::byte>& out);
+Result<std::vector<std::shared_ptr<const TableSpec>>> take_tables(std::span<const std::byte>& bytes);
 
 }  // namespace shoal

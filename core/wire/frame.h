@@ -54,6 +54,7 @@ enum Flags : uint32_t {
   kApply = 0,             // a push takes effect at once
   kStage = 1 << 0,        // a push waits for its round's commit
   kByStaleness = 1 << 1,  // its lr is divided by its staleness
+  kSettings = 1 << 2,  // a commit between servers: tables' settings follow it, made with for the first time
 };
 
 struct Header {

@@ -139,6 +139,35 @@ def test_every_copy_has_the_same_bits() -> None:
             assert (rows.pull(keys).tobytes(), tensor.pull().tobytes()) == last
 
 
+def test_copies_step_with_the_settings_of_their_head() -> None:
+    """Two clients change a table's momentum while both push; what a killed head had is what its copy has."""
+    keys, ends = np.arange(5_000), threading.Event()
+    with shoal.LocalCluster(servers=2, replicas=1) as cluster:
+
+        def push(client: shoal.Client, cycle: int) -> None:
+            rng = np.random.default_rng(cycle)
+            while not ends.is_set():
+                for step in range(cycle):
+                    momentum = shoal.optim.SGD(lr=1e-3, momentum=0.5 + 0.1 * step)
+                    rows = client.table("rows", dim=16, optimizer=momentum)
+                    rows.push(keys, rng.standard_normal((len(keys), 16), dtype=np.float32))
+
+        with cluster.connect(timeout=DEADLINE_S) as one, cluster.connect(timeout=DEADLINE_S) as two:
+            rows = one.table("rows", dim=16, optimizer=shoal.optim.SGD(lr=1e-3, momentum=0.5))
+            threads = [threading.Thread(target=push, args=each) for each in ((one, 2), (two, 3))]
+            for thread in threads:
+                thread.start()
+            try:
+                wait_until(lambda: rows.stats()["pushes"] > 40 * 64, "nobody pushes")
+            finally:
+                ends.set()
+                for thread in threads:
+                    thread.join()
+            before = rows.pull(keys)
+            os.kill(cluster.servers[0].pid, signal.SIGKILL)
+            assert rows.pull(keys).tobytes() == before.tobytes()
+
+
 def test_a_stopped_server_is_given_up_and_ends_when_it_wakes() -> None:
     with shoal.LocalCluster(servers=3, replicas=1) as cluster, pushing(cluster) as pushers:
         wait_for_pushes(pushers)

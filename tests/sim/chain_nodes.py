@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 UNAVAILABLE = 6  # of base/status.h
 HOMES_MS = 5.0
+MOMENTUM = 1e-9
 REPLICATE = (25, 26, 27)  # of wire/frame.h
 
 
@@ -194,6 +195,7 @@ class ChainClient(SimulatedClient):
         self.version = 0
         self._ticking = False
         self.lost: Counter[int] = Counter()  # acknowledged pushes, by shard
+        self._settings_rng = random.Random(f"settings {who} {world.plan.seed}")
         super().__init__(world, who)
 
     def start(self) -> None:
@@ -265,7 +267,19 @@ class ChainClient(SimulatedClient):
 
     def _begin(self, action: Action) -> bool:
         self._chains.chain_ledger.at(self.version)
+        if self._chains.changes_settings and action.kind == "push" and self._settings_rng.random() < 0.2:
+            self._change_settings(action.detail[0])
         return super()._begin(action)
+
+    def _change_settings(self, table: int) -> None:
+        """Another momentum, too small for any value: rows keep it in their state, which copies compare."""
+        spec = self._chains.specs[table]
+        spec.generation += 1
+        spec.optimizer.momentum = MOMENTUM * (1 + spec.generation % 7)
+        frame = self._machine.declare(spec)
+        for server, link in enumerate(self._links):
+            if link is not None and self._greeted[server]:
+                self._send(link, frame)
 
     def _settle(self, seq: int) -> None:
         # What is acknowledged or read now may have been done under the newest placement that there is.

@@ -33,6 +33,11 @@ class ChainRoundClient(RoundClient, ChainClient):
 
         self._chains.later(self, HOMES_MS, again)
 
+    def _stage(self) -> None:
+        if self._chains.changes_settings and self._settings_rng.random() < 0.2:
+            self._change_settings(0)
+        super()._stage()
+
     def _settle(self, seq: int) -> None:
         RoundClient._settle(self, seq)
 

@@ -18,7 +18,7 @@ from typing import Any
 from shoal import _core
 
 from .chain_coordinator import Coordinator
-from .chain_nodes import ChainClient, ChainLedger, ChainServer
+from .chain_nodes import MOMENTUM, ChainClient, ChainLedger, ChainServer
 from .ledger import KEY_ARRAY, Rows, Violation
 from .network import TO_SERVER, Connection
 from .nodes import TOKEN, Verifier
@@ -54,6 +54,7 @@ class ChainWorld(World):
     """One run with chains."""
 
     ledger_kind: type[ChainLedger] = ChainLedger
+    changes_settings = True  # clients do, of tables, now and then
 
     def __init__(self, plan: Plan) -> None:
         self.servers: list[ChainServer] = []
@@ -65,6 +66,8 @@ class ChainWorld(World):
         return ChainClient(self, who)
 
     def _populate(self) -> None:
+        for spec in self.specs if self.changes_settings else []:
+            spec.optimizer.momentum = MOMENTUM
         self.chain_ledger = self.ledger = self.ledger_kind(self.plan, self.placement)
         self.servers.extend(ChainServer(self, index) for index in range(self.plan.servers))
         self._servers = self.servers  # type: ignore[assignment]

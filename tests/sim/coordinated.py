@@ -153,6 +153,7 @@ class CoordinatedWorld(ChainWorld):
     """One run."""
 
     ledger_kind = CoordinatedLedger
+    changes_settings = False  # tables are those that its coordinator knows
     over = False
 
     def __init__(self, plan: Plan, stage: Stage) -> None:

@@ -48,6 +48,7 @@ MUTANTS = {
         "entries_out_of_turn",
         "image_without_records",
         "early_forgotten",
+        "settings_at_once",
     ],
     "chain-rounds": ["commit_alone", "image_of_old_term"],
     "weak": ["loss_off_by_one", "weak_to_servers", "late_ack"],

@@ -287,6 +287,20 @@ def test_a_cut_within_a_batch_is_tried_again() -> None:
     assert world.cuts.attend(40, ready, 1.5)[0][1].state == "made"
 
 
+def test_tries_do_not_keep_time_with_the_batches() -> None:
+    """Of workers that are between batches for a fifth of each, whatever their length: one is found soon."""
+    for length in (0.05, 0.1, 0.2, 0.3, 0.4):
+        world, now, tries = World(()), 1.0, 1
+        world.cuts.attend(40, m.AttendCut(rank=0, ready="000002-b", whole=(4,)), 0.0)
+        world.begin(CALL, now)
+        while now % length < 0.8 * length:
+            assert orders(world.report(10, "begun", tries, now=now, clocks=(5,))) == {10: "stop", 11: "stop"}
+            now = world.cuts.deadline
+            world.cuts.tick(now)
+            tries += 1
+        assert tries < 20
+
+
 def test_a_cut_waits_for_no_worker_that_left_or_does_not_come() -> None:
     world = World(())
     for rank in (0, 1):

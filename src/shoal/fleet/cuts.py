@@ -37,6 +37,7 @@ COPIES_S = 60.0
 # A job that is being ended, and its saver, are over by then; and mostly who dies is replaced.
 GONE_S = 10.0
 _PAUSE_S = 0.2
+_GOLDEN = 0.618
 _TRIES_MAX = 50
 
 
@@ -308,7 +309,9 @@ class Cuts:
         work.why_not = why
         if work.tries >= _TRIES_MAX:
             return replies + self._fail(Timeout(f"{work.request.url}: no cut in {work.tries} tries: {why}"))
-        work.stage, work.stage_until = "pause", now + _PAUSE_S
+        # Uneven pauses: at even ones workers whose batches are as long would be at the same place each time.
+        uneven = 0.5 + work.tries * _GOLDEN % 1
+        work.stage, work.stage_until = "pause", now + _PAUSE_S * uneven
         work.waiting, work.held, work.parts, work.clocks = set(), set(), {}, ()
         return replies
 

@@ -6,7 +6,8 @@ the clocks of now, or later ones. When it is made the thread writes the copy tha
 clock in it. So rows and what is written here are of the same step, and no step waits for a checkpoint.
 
 Where several steps are made with a batch, by several optimizers or one, a copy counts once the next batch is
-drawn: a cut within a batch is given up, for nobody could go on from there, and another is tried.
+drawn: a cut within a batch is given up, for nobody could go on from there, and another is tried. Who draws a
+batch meanwhile rests for a moment, so that the cut finds it between two, however short that time is.
 
 A worker that went on from a checkpoint, and has made no step since, copies nothing: its state is in that one.
 What the script has drawn of random numbers since then is drawn again.
@@ -41,6 +42,8 @@ _log = logging.getLogger("shoal.checkpoint")
 _Copy = dict[str, torch.Tensor]
 _AS_RESTORED: _Copy = {}
 _COPIES_MAX = 8
+# For a cut, before a batch whose steps it must not lie between.
+_REST_S = 0.08
 # For the thread, to learn which copies are needed no more.
 _GIVE_WAY_S = 0.25
 _LOOK_EVERY_S = 0.01
@@ -120,6 +123,8 @@ class CutState:
         if self._behind_step is not None:
             taken, self._behind_step = self._behind_step, None
             self._keep(taken)
+            with self._changed:
+                self._changed.wait_for(lambda: self._call is None, _REST_S)
 
     def _keep(self, taken: tuple[int, _Copy]) -> None:
         with self._changed:
