@@ -161,3 +161,23 @@ def test_a_job_that_goes_on_from_a_checkpoint_goes_on_counting(tmp_path: Path, s
 
     run_workers(1, saves, sync)
     assert run_workers(1, goes_on, sync, resume=str(tmp_path)) == [(step, 1)]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "average:2", "allreduce"])
+def test_a_worker_says_that_it_is_between_passes(sync: str) -> None:
+    def script(worker: Worker) -> list[str]:
+        loader, learn = prepared(worker)
+        said = []
+        for _ in range(2):
+            for (x,) in loader:
+                learn(x)
+            said.append(worker.progress.value.state)
+            for (x,) in loader:
+                learn(x)
+                said.append(worker.progress.value.state)
+                break
+            said.append(worker.progress.value.state)
+        return said
+
+    between = "between passes"
+    assert run_workers(1, script, sync) == [[between, "training", between] * 2]

@@ -8,7 +8,7 @@ from shoal.errors import BadInput
 from shoal.launch.board import Board
 from shoal.launch.health import POLICIES, HealthWatch, Look, Past, Trouble, find_trouble, parse_policies
 from shoal.launch.treatment import treat
-from shoal.train.progress import Progress, progress_path, read_trust, write_trust
+from shoal.train.progress import BETWEEN_PASSES, Progress, progress_path, read_trust, write_trust
 
 
 def looks(
@@ -107,6 +107,11 @@ def test_a_worker_that_makes_no_step_is_stuck_unless_it_waits() -> None:
     assert kinds({0: looks()}, now=140.0) == {0: "stuck"}
     waiting = [*looks(), Look(time=100.0, step=990, waiting=True)]
     assert kinds({0: waiting}, now=140.0) == {}
+
+
+@pytest.mark.parametrize(("state", "waits"), [("training", False), (BETWEEN_PASSES, True), ("waiting", True)])
+def test_who_evaluates_between_passes_is_not_stuck(state: str, waits: bool) -> None:
+    assert Look.at(Progress(rank=0, step=5, state=state)).waiting == waits
 
 
 def test_slow_steps_give_more_time_before_one_is_stuck() -> None:

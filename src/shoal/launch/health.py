@@ -5,7 +5,7 @@ that a single odd report is no trouble:
 
 1. exploding: its loss is far above what it was, in several reports in a row;
 2. flat: its loss stands still while it steps, and while the script reports it anew;
-3. stuck: it does not step, and does not wait for others;
+3. stuck: within a pass it does not step, and does not wait for others;
 4. slow: a step takes it far longer than its peers, not counting what it waits for them;
 5. nan: its loss or gradient was not finite. Without a policy that raises on the worker itself.
 """
@@ -21,11 +21,12 @@ from statistics import median
 from shoal.data.patience import mad
 from shoal.errors import BadInput
 from shoal.launch.board import Board
-from shoal.train.progress import Progress
+from shoal.train.progress import BETWEEN_PASSES, Progress
 
 KINDS = ("exploding", "flat", "stuck", "slow", "nan")
 # report: an event; scale: it counts a tenth; refuse: it counts nothing; replace: as if it had died.
 POLICIES = {"report": 1.0, "scale": 0.1, "refuse": 0.0, "replace": 1.0}
+_ON_ITS_WAY = ("training", "waiting", BETWEEN_PASSES)
 _LOOKS_MAX = 120
 _DEVIATIONS = 8.0
 # Of a loss so many reports must be known before it explodes, and so many be far above them.
@@ -39,7 +40,7 @@ _SLOW_TIMES, _SLOW_LOOKS, _SLOW_S = 2.0, 10, 0.005
 @dataclass(frozen=True)
 class Look:
     """What a worker said at one moment; `reports` is how often it has told its loss so far, and `waited_s`
-    what it has waited for others.
+    what it has waited for others. `waiting`: for others, or for what its script does between two passes.
     """
 
     time: float
@@ -53,7 +54,7 @@ class Look:
     @staticmethod
     def at(said: Progress) -> Look:
         """As it stands in the worker's report."""
-        waits = bool(said.waiting_for) or said.state == "waiting"
+        waits = bool(said.waiting_for) or said.state in ("waiting", BETWEEN_PASSES)
         return Look(said.time, said.step, said.loss, said.reports, said.waited_s, waits, said.nan_step)
 
 
@@ -122,7 +123,7 @@ class HealthWatch:
         """What is new, each with its policy."""
         for view in board.views:
             said = view.progress
-            if said is None or not view.joined or view.ended or said.state not in ("training", "waiting"):
+            if said is None or not view.joined or view.ended or said.state not in _ON_ITS_WAY:
                 self._pasts.pop(view.rank, None)
                 continue
             past = self._pasts.setdefault(view.rank, Past())

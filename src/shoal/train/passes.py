@@ -32,7 +32,7 @@ from shoal.sync import First
 from shoal.train.agreement import TOPICS, Agreement
 from shoal.train.lives import Revoked
 from shoal.train.parameters import versions
-from shoal.train.progress import PASSES_A_LOADER
+from shoal.train.progress import BETWEEN_PASSES, PASSES_A_LOADER
 from shoal.train.share import UNKNOWN, Drawn
 
 if TYPE_CHECKING:
@@ -269,6 +269,7 @@ class Passes:
         """Units of the pass are stepped with for the first time; Revoked: another has them by now."""
         self._check_leases()
         self._keep(drawn)
+        self._worker.progress.trains()
         self._gradients, self._last = [], None
         self._used = drawn[-1].epoch - self._first
         if self._used == self._broken:  # the step comes behind the loop
@@ -430,6 +431,7 @@ class Passes:
         self._worker.usage.breaks(self._first + epoch)
         self._is_done()
         self._worker.leaves_loop()
+        self._worker.progress.update(state=BETWEEN_PASSES)
         if self._used == epoch:
             self._on_over(epoch)
 
@@ -471,6 +473,7 @@ class Passes:
         self._compare_keys(epoch)
         if comparable:
             self._agreement.compare_steps(epoch, self._run, made)
+        worker.progress.update(state=BETWEEN_PASSES)
         return True
 
     @property

@@ -27,6 +27,8 @@ _EVERY_S = 1.0
 # Samples per second are those of about this long; of less than the second nothing can be said.
 _WINDOW_S, _SHORTEST_S = 10.0, 0.5
 METRICS_MAX = 64
+# The state of a worker whose script does something else, such as evaluate; from its next step on it trains.
+BETWEEN_PASSES = "between passes"
 # Loaders have passes of their own: the n-th loader's pass e is pass n * this + e of the ledger.
 PASSES_A_LOADER = 1 << 32
 # A file above this was not written here.
@@ -124,7 +126,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     waiting_for: tuple[int, ...] = ()
     # Seconds that it has waited for others so far.
     waited_s: float = 0.0
-    # joined, training, waiting, ended; others are shown as they are.
+    # joined, training, waiting, ended, BETWEEN_PASSES; others are shown as they are.
     state: str = "joined"
     epoch: int = 0
     metrics: dict[str, float] = {}
@@ -247,6 +249,11 @@ class ProgressReport:
             if not self._dirty:
                 self._dirty = True
                 self._changed.notify()
+
+    def trains(self) -> None:
+        """A step begins; not every word tells of each."""
+        if self._value.state == BETWEEN_PASSES:
+            self.update(state="training")
 
     def step_counts_nothing(self, nan_step: int | None = None) -> None:
         """Of this worker; `nan_step`: since it is not finite."""
