@@ -48,13 +48,14 @@ Status SyncShard::ledger_open(const SyncRequest& request, SyncReply& reply) {
 }
 
 // The workers that a pass is cut for. New ones that are still starting are taken in when they are here: cut
-// for them, each batch would be trained in two rounds, by the others and then by them.
+// for them, each batch would be trained in two rounds, by the others and then by them. Who is here before one
+// of a lower rank waits with it.
 uint32_t SyncShard::have_come() const {
-  uint32_t workers = config_.workers;
-  const auto is_to_come = [this](const Member& member) {
+  uint32_t workers = 1;
+  const auto is_to_come = [](const Member& member) {
     return member.phase == Phase::gone && member.to_come && !SHOAL_MUTANT(cut_for_absent);
   };
-  while (workers > 1 && is_to_come(members_[workers - 1])) --workers;
+  while (workers < config_.workers && !is_to_come(members_[workers])) ++workers;
   return workers;
 }
 

@@ -199,7 +199,8 @@ Status SyncShard::advance(const SyncRequest& request) {
   return {};
 }
 
-// New ranks are to come, and nobody waits for them; those that are too many go on until they leave.
+// New ranks are to come, and nobody waits for them; those that are too many go on until they leave, also where
+// the job has grown again before they did.
 Status SyncShard::resize(const SyncRequest& request) {
   if (!same_but_size(config_, request.config)) {
     return {Code::mismatch,
@@ -209,7 +210,9 @@ Status SyncShard::resize(const SyncRequest& request) {
   config_ = request.config;
   if (members_.size() < config_.workers) members_.resize(config_.workers);
   for (uint32_t rank = before; rank < config_.workers; ++rank) {
-    enter(members_[rank], Phase::gone);
+    const Phase phase = members_[rank].phase;
+    const bool here = phase == Phase::working || phase == Phase::waiting || phase == Phase::at_end;
+    if (!here || SHOAL_MUTANT(grown_over)) enter(members_[rank], Phase::gone);
     members_[rank].to_come = true;
   }
   for (size_t rank = config_.workers; rank < members_.size(); ++rank) {
@@ -223,11 +226,13 @@ Status SyncShard::resize(const SyncRequest& request) {
 void SyncShard::pass_end(const SyncRequest& request) {
   Member& member = members_[request.rank];
   member.epoch = request.epoch;
-  // Asked again: it goes on at once, and the next round must not close as if it were at an end.
+  // It goes on at once, as it was told before, and no round must close as if it were at an end.
   if (is_over(request.epoch)) return;
   // What it holds and knows nothing of: the answer to its lease was lost.
-  pass(request.epoch).ledger.give_back_all(request.rank);
-  enter(member, Phase::at_end);
+  WorkLedger& ledger = pass(request.epoch).ledger;
+  ledger.give_back_all(request.rank);
+  const bool goes_on = has_more(ledger, request.step) && !SHOAL_MUTANT(ends_again);
+  enter(member, goes_on ? Phase::working : Phase::at_end);
 }
 
 void SyncShard::leave(const SyncRequest& request) {

@@ -16,6 +16,7 @@ struct Job {
   SyncShard shard;
   uint32_t workers = 2;
   uint64_t client = 1;  // + rank
+  uint32_t incarnation = 0;
   uint64_t tokens = 0;
   std::map<uint64_t, SyncReply> replies = {};
 
@@ -31,6 +32,7 @@ struct Job {
     request.weight = 1.0f;
     request.number = ++tokens;
     request.client = client + rank;
+    request.incarnation = incarnation;
     for (SyncShard::Answer& answer : shard.handle(request, tokens, 0.0))
       replies.emplace(answer.token, std::move(answer.reply));
     return tokens;
@@ -78,6 +80,51 @@ TEST(a_pass_takes_in_new_workers_where_a_round_closes) {
   job.resize(2);  // and what one has that leaves is for the others
   job.ask(SyncVerb::leave, 2);
   CHECK((job.replies[job.ask(SyncVerb::lease, 0)].numbers == Numbers{9, 10}));
+}
+
+TEST(who_asks_again_what_it_was_told_is_waited_for_meanwhile) {
+  Job job = joined();
+  job.step(0, 1, 2);
+  job.step(1, 1, 3);  // the pass has grown, and the third was told so: that it did not hear
+  for (const uint32_t rank : {0u, 1u}) job.step(rank, 2, 4 + rank);
+  const uint64_t last = job.tokens;
+  CHECK(job.replies[job.ask(SyncVerb::pass_end, 2)].again);
+  CHECK(job.waits(last));
+  CHECK_EQ(job.replies[job.step(2, 2, 6)].step, 3);
+  CHECK(!job.waits(last));
+}
+
+TEST(a_pass_is_not_cut_for_one_that_is_still_to_come_before_others) {
+  Job job;
+  for (const uint32_t rank : {0u, 1u}) job.ask(SyncVerb::open, rank);
+  job.resize(4);
+  job.ask(SyncVerb::open, 3);
+  CHECK((job.cuts() == Numbers{0, 2}));
+  CHECK(job.waits(job.ask(SyncVerb::pass_end, 3)));
+  CHECK(job.waits(job.step(0, 0, 0)));
+  CHECK(!job.waits(job.step(1, 0, 1)));
+}
+
+TEST(who_was_too_many_and_is_still_there_when_the_job_grows_again_is_waited_for_until_it_goes) {
+  Job job;
+  job.workers = 3;
+  for (const uint32_t rank : {0u, 1u, 2u}) job.ask(SyncVerb::open, rank);
+  job.resize(1);
+  job.resize(3);
+  for (const uint32_t rank : {0u, 1u}) CHECK(job.waits(job.step(rank, 0, rank)));
+  CHECK(!job.waits(job.step(2, 0, 2)));
+  const uint64_t asked = job.step(2, 1, 5);
+  CHECK(job.waits(asked));
+  job.resize(1);
+  job.resize(3);
+  job.incarnation = 1;  // who ends it speaks for a newer life
+  job.ask(SyncVerb::leave, 2, kAway);
+  CHECK(job.replies[asked].status.code() == Code::unavailable);
+  job.incarnation = 0;
+  CHECK(job.waits(job.step(0, 1, 3)));
+  CHECK(!job.waits(job.step(1, 1, 4)));
+  CHECK(job.waits(job.step(0, 2, 6)));
+  CHECK(!job.waits(job.step(1, 2, 7)));
 }
 
 TEST(who_waits_for_a_part_is_not_waited_for_at_barriers) {

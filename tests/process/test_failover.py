@@ -34,14 +34,15 @@ def whole(jobs: Jobs, evicted: int) -> bool:
 @pytest.mark.parametrize("word", WORDS)
 def test_servers_die_one_after_the_other_and_nothing_is_lost(jobs: Jobs, tmp_path: Path, word: str) -> None:
     sizes = ["--workers", "2", "--servers", "2", "--replicas", "1", "--sync", word]
-    with jobs.started(*sizes, DYING, str(tmp_path), "epochs", "hold:1", "hold:2") as process:
+    with jobs.started(*sizes, DYING, str(tmp_path), "epochs", "hold:1", "hold:2", "hold:3") as process:
         # The first holds the sync shard; the next one then does, and had it from the beginning; the third is
         # one that was filled.
         for number, epoch in enumerate((1, 2), 1):
             wait_until((tmp_path / f"hold-{epoch}").exists)
             os.kill(jobs.record()["servers"][number - 1]["pid"], signal.SIGKILL)
             (tmp_path / f"go-{epoch}").touch()
-            wait_until(lambda gone=number: whole(jobs, gone))
+            wait_until(lambda gone=number: whole(jobs, gone), process)
+        (tmp_path / "go-3").touch()  # so that the job did not end before
         output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, output + errors
     assert "the copies of its rows go on, and server 2 takes its place" in errors

@@ -91,7 +91,9 @@ def test_a_worker_that_stands_still_is_named_as_the_one_waited_for(jobs: Jobs, s
     assert after["counters"]["staleness"] is not None
 
 
-@pytest.mark.parametrize("word", ["bsp", pytest.param("allreduce", marks=pytest.mark.gloo)])
+@pytest.mark.parametrize(
+    "word", ["bsp", pytest.param("allreduce", marks=[pytest.mark.soak, pytest.mark.gloo])]
+)
 def test_what_one_worker_raises_is_the_reason_and_not_what_others_meet_then(
     jobs: Jobs, script: str, word: str
 ) -> None:

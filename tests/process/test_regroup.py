@@ -51,7 +51,10 @@ def test_a_sum_that_a_death_broke_is_made_again_without_it(jobs: Jobs, tmp_path:
     check_sums(run(jobs, tmp_path, "allreduce", "0:5:sent"))
 
 
-@pytest.mark.parametrize(("word", "death"), [("allreduce", "0:-1:over"), ("gossip", "1:-1:over")])
+@pytest.mark.parametrize(
+    ("word", "death"),
+    [("allreduce", "0:-1:over"), pytest.param("gossip", "1:-1:over", marks=pytest.mark.soak)],
+)
 def test_who_is_replaced_when_the_others_are_done_has_the_model(
     word: str, death: str, jobs: Jobs, tmp_path: Path
 ) -> None:

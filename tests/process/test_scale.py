@@ -129,7 +129,7 @@ for epoch in worker.epochs(2):
 """
 
 
-@pytest.mark.parametrize("sizes", ["3", "4 3"])
+@pytest.mark.parametrize("sizes", ["4 3", pytest.param("3", marks=pytest.mark.soak)])
 def test_a_job_changes_its_size_while_workers_start(sizes: str, jobs: Jobs, tmp_path: Path) -> None:
     script, go = tmp_path / "late.py", tmp_path / "go"
     script.write_text(LATE)

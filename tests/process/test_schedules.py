@@ -58,7 +58,7 @@ def soak(*values: object) -> object:
     ("word", "loop", "kind", "death"),
     [
         ("bsp", "epochs", "epoch", "0:2:within"),
-        ("asp", "epochs", "epoch", "1:2:behind"),
+        soak("asp", "epochs", "epoch", "1:2:behind"),
         soak("bsp", "epochs", "epoch", "1:0:behind"),
         soak("bsp", "epochs", "early", "0:2:begins"),
         soak("bsp", "epochs", "plateau", "0:2:within"),
@@ -89,7 +89,7 @@ def test_one_that_replaces_a_worker(
 @pytest.mark.parametrize(
     ("loop", "kind", "place"),
     [
-        ("epochs", "epoch", "within"),
+        soak("epochs", "epoch", "within"),
         soak("epochs", "epoch", "behind"),
         soak("range", "epoch", "behind"),
         soak("epochs", "early", "within"),
@@ -119,7 +119,7 @@ def clock(url: Path) -> int:
 @pytest.mark.parametrize(
     ("word", "loop", "kind", "workers"),
     [
-        ("bsp", "epochs", "epoch", "2"),
+        soak("bsp", "epochs", "epoch", "2"),
         soak("bsp", "range", "epoch", "2"),
         soak("bsp", "epochs", "early", "2"),
         soak("bsp", "epochs", "plateau", "2"),

@@ -19,8 +19,21 @@ SHRUNK_ACTIONS_MAX = 6
 # Within these a bug must be found; of pushes within fewer.
 HUNT_SEEDS = 400
 PUSH_SEEDS = 200
-# Rare ones are hunted from here on, near a seed that finds them: from 0 on it takes a minute longer.
-HUNT_FROM = {"cut_without_unseen": 240, "any_attempt": 560}
+# Rare ones are hunted from here on, near a seed that finds them: from 0 on it takes two minutes longer.
+HUNT_FROM = {
+    "ends_again": 3780,
+    "grown_over": 2990,
+    "any_attempt": 560,
+    "late_ack": 280,
+    "cut_without_unseen": 240,
+    "grow_anytime": 150,
+    "newcomer_unknown": 130,
+    "image_of_old_term": 95,
+    "cut_for_absent": 90,
+    "records_beyond_cut": 80,
+    "answered_first": 60,
+    "weak_to_servers": 30,
+}
 TIMEOUT_S = 180
 
 # What each does wrong is beside its SHOAL_MUTANT in core/, or in mutants.py.
@@ -54,7 +67,14 @@ MUTANTS = {
     "weak": ["loss_off_by_one", "weak_to_servers", "late_ack"],
     "reload": ["takeover_forgets", *(mutant.__name__ for mutant in LOSS_MUTANTS)],
     "passes": ["leased_twice", "units_of_the_dead", "kept_though_taken"],
-    "growth": ["newcomer_unknown", "growth_untold", "grow_anytime", "cut_for_absent"],
+    "growth": [
+        "newcomer_unknown",
+        "growth_untold",
+        "grow_anytime",
+        "cut_for_absent",
+        "grown_over",
+        "ends_again",
+    ],
     "coordinator": [mutant.__name__ for mutant in COORDINATOR_MUTANTS],
     "cuts": [
         "held_in_flight",
