@@ -199,8 +199,8 @@ Status SyncShard::advance(const SyncRequest& request) {
   return {};
 }
 
-// New ranks are to come, and nobody waits for them; those that are too many go on until they leave, also where
-// the job has grown again before they did.
+// New ranks are to come, and nobody waits for them; those that are too many go on until they leave, also
+// where the job has grown again before they did.
 Status SyncShard::resize(const SyncRequest& request) {
   if (!same_but_size(config_, request.config)) {
     return {Code::mismatch,

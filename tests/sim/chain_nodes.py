@@ -195,6 +195,7 @@ class ChainClient(SimulatedClient):
         self.version = 0
         self._ticking = False
         self.lost: Counter[int] = Counter()  # acknowledged pushes, by shard
+        self._tried: Action | None = None
         self._settings_rng = random.Random(f"settings {who} {world.plan.seed}")
         super().__init__(world, who)
 
@@ -267,8 +268,11 @@ class ChainClient(SimulatedClient):
 
     def _begin(self, action: Action) -> bool:
         self._chains.chain_ledger.at(self.version)
-        if self._chains.changes_settings and action.kind == "push" and self._settings_rng.random() < 0.2:
-            self._change_settings(action.detail[0])
+        # Once for an action, which is tried at each answer: else answers would make more and more of them.
+        if self._chains.changes_settings and action.kind == "push" and action is not self._tried:
+            self._tried = action
+            if self._settings_rng.random() < 0.2:
+                self._change_settings(action.detail[0])
         return super()._begin(action)
 
     def _change_settings(self, table: int) -> None:

@@ -18,8 +18,9 @@ from shoal.errors import ShoalError
 from shoal.launch.board import Board, WorkerView
 from shoal.launch.records import JobRecord, WorkerRecord, find_job
 from shoal.store.control import Address
-from shoal.train.progress import DataUse
+from shoal.train.progress import BETWEEN_PASSES, DataUse
 
+_WELL = ("up", "joined", "training", "waiting", BETWEEN_PASSES)
 # How many shards a server has, what a worker says of itself, and the heads of their columns.
 _SAID = {name: name for name in ("shards", "clock", "samples", "loss", "staleness")} | {
     "waiting_for": "waits for"
@@ -153,7 +154,7 @@ def _print(report: dict[str, Any], console: Console) -> None:
     table = Table("role", "index", "pid", "address", "state", *_SAID.values(), box=None, pad_edge=False)
     for process in report["processes"]:
         state = process["state"]
-        colour = "green" if state in ("up", "joined", "training", "waiting") else "dim"
+        colour = "green" if state in _WELL else "dim"
         colour = "red" if state in ("gone", "not joined") and report["state"] == "running" else colour
         cells = [_cell(process.get(name)) for name in _SAID]
         where = [_cell(process[name]) for name in ("index", "pid", "address")]
