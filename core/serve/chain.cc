@@ -107,7 +107,12 @@ bool Chain::awaits(const ChainPlace& place) const {
 
 // A server behind that is far behind slows everybody down rather than fill this one's memory.
 bool Chain::waits(const PerShard& here) {
-  return here.awaited || (here.place.next != kNobody && here.unheld_bytes > kUnheldBytes);
+  return here.awaited || !(here.placed || SHOAL_MUTANT(unplaced_is_last)) ||
+         (here.place.next != kNobody && here.unheld_bytes > kUnheldBytes);
+}
+
+bool Chain::goes_on(const PerShard& here) {
+  return here.place.next != kNobody || !(here.placed || SHOAL_MUTANT(unplaced_is_last));
 }
 
 void Chain::place(uint16_t shard, const ChainPlace& place) {
@@ -120,6 +125,7 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
     here.paused = false;
     here.fill = nullptr;
     here.place = place;
+    here.placed = true;
     here.awaited = place.next != kNobody && awaits(place);
     if (place.next == kNobody) forget(here, UINT64_MAX);
     for (auto& [entry, waiter] : here.waiting)
@@ -142,10 +148,9 @@ uint32_t Chain::unheld(uint16_t shard) {
 }
 
 bool Chain::goes_on(std::span<const Part> parts) {
-  if (!in_use()) return false;
   const std::lock_guard lock(mutex_);
   return std::any_of(parts.begin(), parts.end(),
-                     [&](const Part& part) { return shards_[part.shard].place.next != kNobody; });
+                     [&](const Part& part) { return goes_on(shards_[part.shard]); });
 }
 
 void Chain::send(const Header& header, std::vector<Entry> entries) {
@@ -154,9 +159,9 @@ void Chain::send(const Header& header, std::vector<Entry> entries) {
     std::map<uint32_t, std::vector<Entry>> together;
     for (Entry& entry : entries) {
       PerShard& here = shards_[entry.parts[0].shard];
-      if (here.place.next == kNobody) continue;
+      if (!goes_on(here)) continue;
       for (Part& part : entry.parts) part.term = here.place.term;
-      if (!here.paused) together[here.place.next].push_back(entry);
+      if (!here.paused && here.place.next != kNobody) together[here.place.next].push_back(entry);
       here.unheld_bytes += bytes_of(entry);
       const uint64_t number = log_entry(entry.parts[0]);
       here.unheld.emplace(number, Kept{header, std::move(entry)});

@@ -5,6 +5,8 @@
 //   - An entry of a shard's log is kept until the server behind has it, and those behind that one; it is sent
 //     again after a lost connection, and to whoever the next placement puts there, under that one's term.
 //   - A reply leaves when every shard that it speaks for is held, up to its entry, by all servers behind.
+//   - A server that has not learnt its place yet may have servers behind it: until then it keeps what the one
+//     before it sends, and owes the replies.
 // Thread-safe; calls `done` and `wake` without its lock.
 #pragma once
 
@@ -67,8 +69,8 @@ class Chain {
   // A shard's new place. What its next server does not have is sent, under the new term; the last of a chain
   // waits for nobody.
   void place(uint16_t shard, const ChainPlace& place);
-  // Whether a server is behind this one in the chain of any of these parts' shards: what is applied before
-  // the question and finds none is in the image of whoever comes later.
+  // Whether a server is behind this one in the chain of any of these parts' shards, or may be: what is applied
+  // before the question and finds none is in the image of whoever comes later.
   bool goes_on(std::span<const Part> parts);
   // Sends entries to the next servers of their shards; to each what is for it.
   void send(const Header& header, std::vector<Entry> entries);
@@ -143,6 +145,7 @@ class Chain {
   };
   struct PerShard {
     ChainPlace place = {};
+    bool placed = false;  // it has learnt its place
     bool paused = false;  // its image is not sent yet
     bool awaited = false;
     FillPtr fill = nullptr;  // the one under way
@@ -161,6 +164,7 @@ class Chain {
   static void release_all(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready);
   static bool waits(const PerShard& here);
   bool awaits(const ChainPlace& place) const;
+  static bool goes_on(const PerShard& here);
 
   const std::function<void()> wake_;
   const bool weak_;

@@ -57,6 +57,8 @@ void Filler::begin() {
   }
   image_ = source_.begin_image();
   reading_ = true;
+  // Shards may know of a table before the store lists it.
+  for (const auto& spec : image_.settings) send(fill_, Kind::declare, {}, encode_table(*spec));
   Bytes head;
   append_tables(image_.settings, head);
   head.insert(head.end(), image_.bytes.begin(), image_.bytes.end());

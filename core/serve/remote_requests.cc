@@ -296,14 +296,14 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
     }
     std::transform(bytes.begin(), bytes.end(), one.begin(), bytes.begin(), std::plus<>());
   }
-  if (const size_t largest = *std::max_element(bytes.begin(), bytes.end()); largest > kBodyBytesMax) {
+  if (const size_t largest = *std::max_element(bytes.begin(), bytes.end()); largest > kPushBodyBytesMax) {
     return Status{Code::bad_input, operation->what + ": " + std::to_string(largest) +
                                        " bytes for one shard are more than the 1 GiB of a frame; push in "
                                        "parts, or use more shards"};
   }
-  if (items.size() > kPartsMax) {
+  if (items.size() > kPushPartsMax) {
     return Status{Code::bad_input, operation->what + ": " + std::to_string(items.size()) +
-                                       " tables and tensors at once; at most " + std::to_string(kPartsMax)};
+                                       " tables and tensors at once; at most " + std::to_string(kPushPartsMax)};
   }
   const auto frames = builder_.plan(bytes, kPushFrameBytes, false, items.size());
   const auto merger = mergers_.take();

@@ -283,8 +283,8 @@ std::vector<RequestBuilder::Frame> RequestBuilder::plan(std::span<const size_t> 
     const uint32_t server = pulls ? now->pulled_from(shard) : now->head(shard);
     std::vector<Frame>& frames = by_server[server];
     size_t& bytes = filled[server];
-    const bool full = bytes >= frame_bytes || bytes + shard_bytes[shard] > kBodyBytesMax;
-    if (frames.empty() || full || (frames.back().shards.size() + 1) * items > kPartsMax) {
+    const bool full = bytes >= frame_bytes || bytes + shard_bytes[shard] > kPushBodyBytesMax;
+    if (frames.empty() || full || (frames.back().shards.size() + 1) * items > kPushPartsMax) {
       frames.push_back({server, {}});
       bytes = 0;
       longest = std::max(longest, frames.size());

@@ -112,6 +112,12 @@ Result<std::span<const std::byte>> Session::array(const FrameView& frame, uint16
 Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
                            std::vector<std::vector<int64_t>>& copies) const {
   const bool staged = (frame.header.flags & kStage) != 0;
+  const bool large = frame.parts.size() > kPushPartsMax || frame.body.size() > kPushBodyBytesMax;
+  if (large && frame.header.kind == static_cast<uint16_t>(Kind::push)) {
+    return {Code::refused, "a push of " + std::to_string(frame.parts.size()) + " parts and " +
+                               std::to_string(frame.body.size()) + " bytes; at most " +
+                               std::to_string(kPushPartsMax) + " and " + std::to_string(kPushBodyBytesMax)};
+  }
   TableFinder tables(server_.store);
   for (const Part& part : frame.parts) {
     if (part.mode == static_cast<uint8_t>(PushMode::settings) && part.shard < server_.store.shards() &&

@@ -56,8 +56,20 @@ Status Shard::check(const Settings& settings) {
 }
 
 void Shard::adopt(const Settings& settings) {
-  for (const auto& spec : settings)
-    std::visit([&](auto& rows) { rows.set_spec(spec); }, find(spec->id)->rows);
+  for (const auto& spec : settings) {
+    Entry& entry = *find(spec->id);
+    std::visit([&](auto& rows) { rows.set_spec(spec); }, entry.rows);
+    if (spec->generation > entry.newest->generation) entry.newest = spec;
+    entry.told = false;  // until the update is made
+  }
+}
+
+void Shard::made_with(const Settings& settings) {
+  for (const auto& spec : settings) find(spec->id)->told = true;
+}
+
+void Shard::tell_settings() {
+  for (auto& [id, entry] : tables_) entry.told = false;
 }
 
 template <typename Parts>
@@ -65,7 +77,9 @@ Settings Shard::changed(const Parts& parts) {
   Settings settings;
   for (const auto& part : parts) {
     const Entry& entry = *find(part.table);
-    if (entry.newest->generation > entry.spec().generation) settings.push_back(entry.newest);
+    const bool told = entry.told && entry.newest->generation <= entry.spec().generation;
+    const auto is_same = [&](const auto& spec) { return spec->id == part.table; };
+    if (!told && std::none_of(settings.begin(), settings.end(), is_same)) settings.push_back(entry.newest);
   }
   return settings;
 }
@@ -75,6 +89,7 @@ bool Shard::place(const ChainPlace& place) {
   const bool left = place.term >= place_.term && place_.member && !place.member;
   if (place.term < place_.term) return false;
   if (place.head && !place_.head) began_ = {place.term, version_, entries_};
+  if (place.head) tell_settings();
   place_ = place;
   return left;
 }
@@ -248,11 +263,12 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
     if (ack.status = check(part, false); !ack.status.ok()) return ack;
   if (ack.status = check(settings); !ack.status.ok()) return ack;
   if (identity != nullptr) dedupe_.make_room(*identity);
+  ack.settings = entry == 0 ? changed(parts) : settings;
+  adopt(ack.settings);  // rows are born with them
   bool whole = std::all_of(parts.begin(), parts.end(), [&](const PushPart& part) { return prepare(part); });
   const auto not_after = [](const PushPart& a, const PushPart& b) { return a.table >= b.table; };
   const bool each_once = std::adjacent_find(parts.begin(), parts.end(), not_after) == parts.end();
   const uint64_t version = more ? version_ : version_ + 1;
-  if (whole) adopt(ack.settings = entry == 0 ? changed(parts) : settings);
   for (const PushPart& part : parts) whole = whole && apply(part, version, step, each_once);
   if (!whole) {
     ack.status = out_of_memory();
@@ -260,6 +276,7 @@ Ack Shard::push(const PushIdentity* identity, std::span<const PushPart> parts, u
   }
   if (!parts.empty() && parts[0].mode == PushMode::update && !more)
     staleness_.note(parts[0].version_read, version);
+  made_with(ack.settings);
   ack.version = version_ = version;
   if (identity != nullptr) dedupe_.record(*identity, version_);
   for (const PushPart& part : parts) {
@@ -318,6 +335,8 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry, const Set
   }
   if (ack.status = check(settings); !ack.status.ok()) return ack;
   std::vector<Staging::Sum>& sums = staging_.sums(commit, version_ + 1);
+  ack.settings = entry == 0 ? changed(sums) : settings;
+  adopt(ack.settings);
   for (const Staging::Sum& sum : sums) {
     if (!prepare({.table = sum.table, .keys = sum.keys})) {
       ack.status = out_of_memory();
@@ -326,7 +345,7 @@ Ack Shard::commit(const Commit& commit, uint32_t term, uint64_t entry, const Set
   }
   // A copy may be asked for it after its head is gone, by a worker that carries the same commit elsewhere.
   if (commit.clip > 0.0f) note_norm(commit, sums);
-  adopt(ack.settings = entry == 0 ? changed(sums) : settings);
+  made_with(ack.settings);
   if (!sums.empty()) ack.version = ++version_;
   const uint64_t step = commit.entries.empty() ? 0 : commit.entries.back().step;
   for (Staging::Sum& sum : sums) {

@@ -170,6 +170,7 @@ class Shard {
   struct Entry {
     std::variant<TableRows, DensePieces> rows;
     std::shared_ptr<const TableSpec> newest;  // that was declared; updates are made with `spec()`
+    bool told = false;                        // `spec()` went with an update since this server is the head
     uint64_t pushes = 0;
     uint64_t pulls = 0;
 
@@ -185,7 +186,10 @@ class Shard {
   Status check(const PushPart& part, bool staged);
   Status check(const Settings& settings);
   void adopt(const Settings& settings);
-  // The newest hyper-parameters of the tables, of `{.table = ...}`s, where others were used so far.
+  void made_with(const Settings& settings);
+  void tell_settings();  // with the next update of each table
+  // The newest hyper-parameters of the tables, of `{.table = ...}`s, where others were used so far, or the
+  // copies may have others: they heard of a table at another moment, or of an update that this one never made.
   template <typename Parts>
   Settings changed(const Parts& parts);
   bool prepare(const PushPart& part);

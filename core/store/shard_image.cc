@@ -88,6 +88,7 @@ Status Shard::restore(const Settings& settings) {
 
 void Shard::clear() {
   const std::lock_guard lock(mutex_);
+  tell_settings();
   for (auto& [id, entry] : tables_) {
     const auto spec = std::visit([](const auto& rows) { return rows.shared_spec(); }, entry.rows);
     spec->dense ? void(entry.rows.emplace<DensePieces>(spec)) : void(entry.rows.emplace<TableRows>(spec));

@@ -53,7 +53,8 @@ Status SyncShard::ledger_open(const SyncRequest& request, SyncReply& reply) {
 uint32_t SyncShard::have_come() const {
   uint32_t workers = 1;
   const auto is_to_come = [](const Member& member) {
-    return member.phase == Phase::gone && member.to_come && !SHOAL_MUTANT(cut_for_absent);
+    const bool away = member.phase == Phase::gone || member.phase == Phase::left;
+    return away && member.to_come && !SHOAL_MUTANT(cut_for_absent);
   };
   while (workers < config_.workers && !is_to_come(members_[workers])) ++workers;
   return workers;

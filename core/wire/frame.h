@@ -20,9 +20,12 @@
 namespace shoal {
 
 inline constexpr uint32_t kMagic = 0x4c414f48;  // "HOAL"
-inline constexpr uint16_t kWireVersion = 1;
+inline constexpr uint16_t kWireVersion = 2;
 inline constexpr uint32_t kPartsMax = 16384;
 inline constexpr size_t kBodyBytesMax = size_t{1} << 30;
+// Of a client's push: its head may send tables' settings along, in a part more for each shard.
+inline constexpr uint32_t kPushPartsMax = kPartsMax / 2;
+inline constexpr size_t kPushBodyBytesMax = kBodyBytesMax - (size_t{16} << 20);
 inline constexpr size_t kHandshakeBodyMax = 256;  // bodies before the token is proved
 
 enum class Kind : uint16_t {

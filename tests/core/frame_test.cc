@@ -141,7 +141,7 @@ TEST(what_is_no_frame_is_refused_with_the_reason) {
   CHECK(refuses(garbage));
   CHECK(refuses(bytes_of("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + std::string(200, ' '))));
   Header header;
-  header.version = 2;
+  header.version = kWireVersion + 1;
   CHECK(refuses(make_frame(header)));
   header = {};
   header.magic = 0;

@@ -132,10 +132,39 @@ Bytes any_question(Input& input) {
   return body;
 }
 
+// A table's description, sound or with some bytes changed.
+Bytes any_table(Input& input) {
+  TableSpec spec = make_table(1 + input.number(5), 1 + input.number(9), input.take<uint8_t>() % 3 == 0);
+  spec.optimizer.kind = static_cast<OptimizerKind>(1 + input.number(6));
+  spec.optimizer.beta1 = spec.optimizer.beta2 = 0.5;
+  spec.optimizer.eps = 1e-8f;
+  spec.generation = input.number(3);
+  if (spec.dense && input.take<uint8_t>() % 4 == 0) {
+    spec.dim = kPieceFloats + input.number(70'000);
+  }
+  Bytes body = encode_table(spec);
+  change_some(input, body);
+  return body;
+}
+
+// Of tables, as they travel down a chain.
+Bytes any_settings(Input& input) {
+  Bytes body;
+  const uint32_t count = input.number(2) % 3;
+  pack(body, &count, 1);
+  for (uint32_t i = 0; i < count; ++i) {
+    const Bytes table = any_table(input);
+    const auto size = static_cast<uint32_t>(table.size());
+    pack(body, &size, 1);
+    pack(body, table.data(), table.size());
+  }
+  return body;
+}
+
 // The head of a shard's image with pushes that wait for their round; of the right size for their table,
 // mostly.
 Bytes any_head(Input& input, uint64_t client) {
-  Bytes body;
+  Bytes body = any_settings(input);
   const std::array<uint64_t, 8> numbers{0, 1 + input.number(3), input.number(2), 0, 0, 0, 0, 0};
   const std::array<uint64_t, 2> records_and_contributions{0, input.number(3) % 4};
   pack(body, numbers.data(), numbers.size());
@@ -159,21 +188,6 @@ Bytes any_head(Input& input, uint64_t client) {
       pack(body, rows.data(), rows.size());
     }
   }
-  change_some(input, body);
-  return body;
-}
-
-// A table's description, sound or with some bytes changed.
-Bytes any_table(Input& input) {
-  TableSpec spec = make_table(1 + input.number(5), 1 + input.number(9), input.take<uint8_t>() % 3 == 0);
-  spec.optimizer.kind = static_cast<OptimizerKind>(1 + input.number(6));
-  spec.optimizer.beta1 = spec.optimizer.beta2 = 0.5;
-  spec.optimizer.eps = 1e-8f;
-  spec.generation = input.number(3);
-  if (spec.dense && input.take<uint8_t>() % 4 == 0) {
-    spec.dim = kPieceFloats + input.number(70'000);
-  }
-  Bytes body = encode_table(spec);
   change_some(input, body);
   return body;
 }
@@ -202,6 +216,24 @@ Bytes any_body(Input& input, Kind kind, std::vector<Part>& parts, uint64_t clien
   return input.bytes(input.number(250) % 4096);
 }
 
+// To a push or a commit between servers.
+void add_settings(Input& input, Header& header, std::vector<Part>& parts, Bytes& body) {
+  const bool commits = header.kind == static_cast<uint16_t>(Kind::replicate_commit);
+  if (!commits && (header.kind != static_cast<uint16_t>(Kind::replicate_push) || parts.empty())) return;
+  body.resize(commits ? body.size() : (body.size() + 3) / 4 * 4);
+  Part settings = parts.empty() ? Part{} : parts[0];
+  settings.mode = 3;
+  settings.values_segment = 0;
+  settings.values_at = static_cast<uint32_t>(body.size() / 4);
+  const Bytes bytes = any_settings(input);
+  settings.values_words = static_cast<uint32_t>((bytes.size() + 3) / 4);
+  body.insert(body.end(), bytes.begin(), bytes.end());
+  header.flags = commits ? uint32_t{kSettings} : uint32_t{kApply};
+  if (commits) return;
+  body.resize((body.size() + 3) / 4 * 4);
+  parts.insert(parts.begin(), settings);
+}
+
 Bytes any_frame(Input& input, Talk& talk, uint64_t& seq) {
   const Kind kind = any_kind(input, talk.client >= kServerClients);
   if (kind == Kind::segment && input.take<uint8_t>() % 16 != 0) {
@@ -219,7 +251,9 @@ Bytes any_frame(Input& input, Talk& talk, uint64_t& seq) {
   header.flags = input.take<uint8_t>() % 2 == 0 ? uint32_t{kStage} : uint32_t{kApply};
   header.rank = input.number(3);
   header.step = input.number(3);
-  return make_frame(header, parts, any_body(input, kind, parts, talk.client));
+  Bytes body = any_body(input, kind, parts, talk.client);
+  if (input.take<uint8_t>() % 4 == 0) add_settings(input, header, parts, body);
+  return make_frame(header, parts, body);
 }
 
 // Bytes changed anywhere; then, mostly, the checksum made right again.

@@ -15,10 +15,11 @@ from shoal.config import counted
 from shoal.errors import BadInput
 from shoal.sync.plain import from_plain
 from shoal.sync.policy import Policy
-from shoal.train.progress import DataUse, Progress, progress_path, read_progress
+from shoal.train.progress import BETWEEN_PASSES, DataUse, Progress, progress_path, read_progress
 
 # So many columns of what workers report fit beside the rest.
 _FIGURES_MAX = 3
+_COLOURS = {"training": "green", BETWEEN_PASSES: "green", "waiting": "yellow", "not joined": "red"}
 
 
 @dataclass
@@ -233,7 +234,7 @@ class Board:
             if view.departed:
                 continue
             said = view.progress or Progress(rank=view.rank)
-            colour = {"training": "green", "waiting": "yellow", "not joined": "red"}.get(view.state, "dim")
+            colour = _COLOURS.get(view.state, "dim")
             table.add_row(
                 str(view.rank),
                 f"[{colour}]{view.state}[/]",

@@ -171,7 +171,8 @@ def _stuck(rank: int, seen: Sequence[Look], now: float) -> list[Trouble]:
     if not changes or seen[-1].waiting:
         return []
     gaps = [b - a for a, b in pairwise(changes)]
-    still_s = now - changes[-1]
+    waited = (b.time for a, b in pairwise(seen) if a.waiting and not b.waiting)
+    still_s = now - max(changes[-1], *waited)
     if still_s <= max(_STUCK_S, _STUCK_TIMES * median(gaps or [0.0])):
         return []
     return [Trouble(rank, "stuck", f"it has made no step for {still_s:.0f} s, and waits for nobody")]

@@ -263,6 +263,11 @@ class _Job:
             self._evict(worker.rank, dismissed=True)
             self._forget(worker.rank)
             return
+        if self._leaving.pop(worker.rank, None) is not None:  # it was too many, and its rank is wanted again
+            self._evict(worker.rank)
+            self._evicted.discard(worker.rank)
+            self._restarting.add(worker.rank)
+            return
         # Those that are too many end for nobody's sake.
         then = [rank for rank in self._board.ending_before(worker.rank) if rank < self._options.workers]
         now = time.monotonic()

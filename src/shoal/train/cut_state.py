@@ -42,8 +42,8 @@ _log = logging.getLogger("shoal.checkpoint")
 _Copy = dict[str, torch.Tensor]
 _AS_RESTORED: _Copy = {}
 _COPIES_MAX = 8
-# For a cut, before a batch whose steps it must not lie between.
-_REST_S = 0.08
+# For a cut, before a batch whose steps it must not lie between; and for each in all.
+_REST_S, _REST_S_MAX = 0.08, 5.0
 # For the thread, to learn which copies are needed no more.
 _GIVE_WAY_S = 0.25
 _LOOK_EVERY_S = 0.01
@@ -93,6 +93,7 @@ class CutState:
         self._restored = taken.checkpoint if taken is not None and taken.own else ""
         self._stood = worker.clock, worker.steps_made  # when that was taken back
         self._until = 0.0
+        self._rest_s = _REST_S_MAX  # that the script may still rest for the call
         self.stands = False  # the script's thread saves, and goes on when that is done
         self._within: float | None = None  # a step, since when
         self._seen = ""  # the name of the last call
@@ -120,11 +121,14 @@ class CutState:
 
     def draws(self) -> None:
         """A batch begins: the last step was the last with the one before."""
-        if self._behind_step is not None:
-            taken, self._behind_step = self._behind_step, None
-            self._keep(taken)
-            with self._changed:
-                self._changed.wait_for(lambda: self._call is None, _REST_S)
+        taken, self._behind_step = self._behind_step, None
+        if taken is None:
+            return
+        self._keep(taken)
+        began = monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: self._call is None, min(_REST_S, self._rest_s))
+        self._rest_s -= monotonic() - began
 
     def _keep(self, taken: tuple[int, _Copy]) -> None:
         with self._changed:
@@ -180,7 +184,7 @@ class CutState:
             if news.name != self._seen and news.state in ("called", "begins"):
                 clock = self._worker.clock
                 with self._changed:
-                    self._call, self._seen = news, news.name
+                    self._call, self._seen, self._rest_s = news, news.name, _REST_S_MAX
                     self._copies = [(clock, _AS_RESTORED)] if self._unmoved else []
             elif call is not None:
                 self._end()
