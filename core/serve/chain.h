@@ -69,8 +69,8 @@ class Chain {
   // A shard's new place. What its next server does not have is sent, under the new term; the last of a chain
   // waits for nobody.
   void place(uint16_t shard, const ChainPlace& place);
-  // Whether a server is behind this one in the chain of any of these parts' shards, or may be: what is applied
-  // before the question and finds none is in the image of whoever comes later.
+  // Whether a server is behind this one in the chain of any of these parts' shards, or may be: what is
+  // applied before the question and finds none is in the image of whoever comes later.
   bool goes_on(std::span<const Part> parts);
   // Sends entries to the next servers of their shards; to each what is for it.
   void send(const Header& header, std::vector<Entry> entries);

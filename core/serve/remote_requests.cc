@@ -303,7 +303,8 @@ Result<StoreClient::OperationPtr> RemoteClient::send_push(const OperationPtr& op
   }
   if (items.size() > kPushPartsMax) {
     return Status{Code::bad_input, operation->what + ": " + std::to_string(items.size()) +
-                                       " tables and tensors at once; at most " + std::to_string(kPushPartsMax)};
+                                       " tables and tensors at once; at most " +
+                                       std::to_string(kPushPartsMax)};
   }
   const auto frames = builder_.plan(bytes, kPushFrameBytes, false, items.size());
   const auto merger = mergers_.take();

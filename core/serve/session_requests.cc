@@ -112,11 +112,9 @@ Result<std::span<const std::byte>> Session::array(const FrameView& frame, uint16
 Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
                            std::vector<std::vector<int64_t>>& copies) const {
   const bool staged = (frame.header.flags & kStage) != 0;
-  const bool large = frame.parts.size() > kPushPartsMax || frame.body.size() > kPushBodyBytesMax;
-  if (large && frame.header.kind == static_cast<uint16_t>(Kind::push)) {
-    return {Code::refused, "a push of " + std::to_string(frame.parts.size()) + " parts and " +
-                               std::to_string(frame.body.size()) + " bytes; at most " +
-                               std::to_string(kPushPartsMax) + " and " + std::to_string(kPushBodyBytesMax)};
+  if (frame.header.kind == static_cast<uint16_t>(Kind::push) &&
+      (frame.parts.size() > kPushPartsMax || frame.body.size() > kPushBodyBytesMax)) {
+    return {Code::refused, "a push of so many parts or bytes has no room for what its head sends along"};
   }
   TableFinder tables(server_.store);
   for (const Part& part : frame.parts) {
@@ -484,21 +482,6 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
       {{{mark}, std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end())}});
   server_.chain.when_held(
       {&mark, 1}, [handled = std::move(handled)](const auto& lost) { handled.deliver(lost.empty()); });
-  return Outcome::done;
-}
-
-Session::Outcome Session::figures(const FrameView& frame, ReplySink& sink) {
-  if (!knows_placement(frame)) return answer(frame, other_placement(frame), sink);
-  if (frame.parts.size() == 1 && frame.parts[0].table == 0) {
-    const StoreFigures all = server_.store.figures();
-    sink.send(reply_header(frame.header), std::as_bytes(std::span(&all, 1)));
-    return Outcome::done;
-  }
-  if (frame.parts.size() != 1 || server_.store.table(frame.parts[0].table) == nullptr)
-    return answer(frame, {Code::unknown_table, "figures were asked for a table that was not declared"}, sink);
-  const Result<TableFigures> sum = server_.store.figures(frame.parts[0].table);
-  if (!sum.ok()) return answer(frame, sum.status(), sink);
-  sink.send(reply_header(frame.header), std::as_bytes(std::span(&*sum, 1)));
   return Outcome::done;
 }
 

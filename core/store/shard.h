@@ -189,7 +189,8 @@ class Shard {
   void made_with(const Settings& settings);
   void tell_settings();  // with the next update of each table
   // The newest hyper-parameters of the tables, of `{.table = ...}`s, where others were used so far, or the
-  // copies may have others: they heard of a table at another moment, or of an update that this one never made.
+  // copies may have others: they heard of a table at another moment, or of an update that this one never
+  // made.
   template <typename Parts>
   Settings changed(const Parts& parts);
   bool prepare(const PushPart& part);

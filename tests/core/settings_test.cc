@@ -86,11 +86,8 @@ TEST(a_copy_goes_on_as_head_with_the_newest_settings_that_it_knows_of) {
   third.place({.term = 2, .head = true, .reads = false});
   const int64_t key = 5;
   const float grad = 1.0f;
-  const PushPart part{.table = kTable,
-                      .term = 2,
-                      .lr = NAN,
-                      .keys = {&key, 1},
-                      .values = std::as_bytes(std::span(&grad, 1))};
+  const PushPart part{
+      .table = kTable, .term = 2, .lr = NAN, .keys = {&key, 1}, .values = std::as_bytes(std::span(&grad, 1))};
   const Ack ack = third.push(nullptr, {&part, 1}, 0);
   CHECK(ack.status.ok());
   CHECK(ack.settings.size() == 1 && ack.settings[0]->generation == 2);

@@ -144,6 +144,58 @@ def test_a_job_changes_its_size_while_workers_start(sizes: str, jobs: Jobs, tmp_
     assert "2 passes, every sample used once in each" in output[1]
 
 
+SLOW_TO_GO = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+import shoal
+
+out, asked = Path(sys.argv[1]), []
+worker = shoal.join()
+if worker.rank == 1:
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.ones(64, 1))
+model, optimizer, loader = worker.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=8))
+for epoch in worker.epochs(1000):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        (out / f"{worker.rank}-{os.getpid()}").touch()
+        if asked and (out / "go").exists():
+            os.kill(os.getpid(), signal.SIGKILL)  # as is done to those that do not go
+    if worker.mean(float((out / "end").exists())):
+        break
+"""
+
+
+def test_who_is_let_go_and_wanted_again_before_it_is_gone_is_started_again(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """It ends because it was told to: that is no death, and costs no restart."""
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW_TO_GO)
+
+    def lives() -> int:
+        return len(list(tmp_path.glob("1-*")))
+
+    with jobs.started("--workers", "2", "--max-restarts", "0", str(script), str(tmp_path)) as process:
+        wait_until(lambda: lives() == 1, process)
+        for size in ("1", "2"):
+            assert jobs.shoal("scale", "job", "--workers", size).returncode == 0
+            texts = f"to {size} worker"
+            wait_until(
+                lambda texts=texts: any(texts in event["text"] for event in jobs.record()["events"]), process
+            )
+        (tmp_path / "go").touch()
+        wait_until(lambda: lives() == 2, process)
+        (tmp_path / "end").touch()
+        output = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output
+
+
 def test_what_cannot_be_scaled_is_refused(jobs: Jobs) -> None:
     assert "no job has run here" in jobs.shoal("scale", "--workers", "2").stderr
     with jobs.started("--workers", "1", SCRIPT, "sit"):

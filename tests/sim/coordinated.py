@@ -134,7 +134,10 @@ class Placing:
                 return False
             if not server.dead and server.version != placer.version:
                 return False
-        heard = running._losses.number
+        heard, now = running._losses.number, self._world.clock.now
+        nodes = [*self._world.nodes, *self._world.workers]
+        if now < self._world.process.paused_until or any(now < max(node.silent) for node in nodes):
+            return False  # what was said meanwhile is yet to be heard
         for client in self._world.workers:
             if (client.heard, client.version) != (heard, placer.version):
                 return False
@@ -240,7 +243,7 @@ class CoordinatedWorld(ChainWorld):
             case "kill_coordinator":
                 self.process.light(action.detail[1], float(action.detail[0]))
             case "pause_coordinator" if not self.process.down:
-                self.process.paused_until = until
+                self.process.paused_until = max(self.process.paused_until, until)
             case "silence" | "cut_control":
                 self._disturb(action, until)
 

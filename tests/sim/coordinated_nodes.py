@@ -184,6 +184,8 @@ class CoordinatedClient(ChainClient):
 
     def start(self) -> None:
         self.down, self.welcome = True, False
+        if self._world_of.over:  # it was evicted when it had done all, and learns it only now
+            return
         request = m.JoinCluster(name=self.name, wait_s=JOIN_S, instead_of=self._instead_of)
         self._control.ask(request, JOIN_S, self._joined)
 

@@ -22,6 +22,7 @@ PUSH_SEEDS = 200
 # Rare ones are hunted from here on, near a seed that finds them: from 0 on it takes two minutes longer.
 HUNT_FROM = {
     "ends_again": 3780,
+    "unplaced_is_last": 1000,
     "grown_over": 2990,
     "any_attempt": 560,
     "late_ack": 280,
@@ -75,7 +76,7 @@ MUTANTS = {
         "grown_over",
         "ends_again",
     ],
-    "coordinator": [mutant.__name__ for mutant in COORDINATOR_MUTANTS],
+    "coordinator": ["unplaced_is_last", *(mutant.__name__ for mutant in COORDINATOR_MUTANTS)],
     "cuts": [
         "held_in_flight",
         "short_hold",

@@ -63,6 +63,32 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
         yield coordinator
 
 
+class Counting(CoordinatorServer):
+    """One that counts how often its clock has rung."""
+
+    rung = 0
+
+    def _tick(self) -> None:
+        self.rung += 1
+        super()._tick()
+
+
+def test_its_clock_rings_however_many_messages_come(tmp_path: Path) -> None:
+    async def run() -> int:
+        server = Counting(OPTIONS, TOKEN)
+        with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
+            server.lead(journal, list(journal), lambda why: None)
+            assert server._coordinator is not None
+            server._coordinator.handle(1, m.JoinCluster(name=None, wait_s=0.0), server._now())
+            for _ in range(100):  # as often as its loop turns
+                server._set_timer()
+                await asyncio.sleep(0)
+            server.stand_by()
+        return server.rung
+
+    assert asyncio.run(run()) == 1
+
+
 def alive(coordinator: Coordinator) -> bool:
     with closing(coordinator.client()) as client:
         return client.ask(m.GetCluster(), m.ClusterInfo, 5) == m.ClusterInfo(shards=8, servers=1)

@@ -114,6 +114,16 @@ def test_who_evaluates_between_passes_is_not_stuck(state: str, waits: bool) -> N
     assert Look.at(Progress(rank=0, step=5, state=state)).waiting == waits
 
 
+def test_who_has_just_come_back_from_an_evaluation_is_not_stuck() -> None:
+    """It trains again, and its first step is not told yet."""
+    steps = looks()
+    last = steps[-1]
+    evaluates = [Look(last.time + s, last.step, waiting=True) for s in range(1, 60)]
+    trains = Look(last.time + 60, last.step)
+    assert kinds({0: [*steps, *evaluates, trains]}, now=last.time + 61) == {}
+    assert kinds({0: [*steps, *evaluates, trains]}, now=last.time + 160) == {0: "stuck"}
+
+
 def test_slow_steps_give_more_time_before_one_is_stuck() -> None:
     assert kinds({0: looks(step_s=9.0)}, now=200.0) == {}
     assert kinds({0: looks(step_s=9.0)}, now=300.0) == {0: "stuck"}

@@ -60,6 +60,7 @@ class CoordinatorServer:
         self._peers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
+        self._rings = 0.0
         self.stop = asyncio.Event()
         self._address = Address("127.0.0.1", 0)  # by which this process reaches itself
 
@@ -241,15 +242,23 @@ class CoordinatorServer:
     # Time.
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
         now = self._now()
         self._due = None
         deadline = None if self._coordinator is None else self._coordinator.next_deadline()
-        if deadline is not None:
-            self._due = min(max(deadline, now), now + _PACE_S)
+        if deadline is None:
+            self._stop_timer()
+            return
+        self._due = min(max(deadline, now), now + _PACE_S)
+        # One that is due already stays: set anew with each message it would never ring while those come.
+        if self._timer is None or self._due < self._rings:
+            self._stop_timer()
+            self._rings = self._due
             self._timer = asyncio.get_running_loop().call_later(self._due - now, self._tick)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
 
     def _now(self) -> float:
         """The time; nobody's lease ran while this process slept, or waited for its journal.
@@ -263,6 +272,7 @@ class CoordinatorServer:
         return now
 
     def _tick(self) -> None:
+        self._timer = None
         if self._coordinator is not None:
             self._carry_out(self._coordinator.tick(self._now()))
 

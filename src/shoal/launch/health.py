@@ -172,7 +172,7 @@ def _stuck(rank: int, seen: Sequence[Look], now: float) -> list[Trouble]:
         return []
     gaps = [b - a for a, b in pairwise(changes)]
     waited = (b.time for a, b in pairwise(seen) if a.waiting and not b.waiting)
-    still_s = now - max(changes[-1], *waited)
+    still_s = now - max([changes[-1], *waited])
     if still_s <= max(_STUCK_S, _STUCK_TIMES * median(gaps or [0.0])):
         return []
     return [Trouble(rank, "stuck", f"it has made no step for {still_s:.0f} s, and waits for nobody")]

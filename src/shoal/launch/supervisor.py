@@ -268,11 +268,9 @@ class _Job:
             self._evicted.discard(worker.rank)
             self._restarting.add(worker.rank)
             return
-        # Those that are too many end for nobody's sake.
         then = [rank for rank in self._board.ending_before(worker.rank) if rank < self._options.workers]
-        now = time.monotonic()
         again = self._verdict.worker_ended(
-            worker.rank, worker.code, joined=view.joined, left=view.left, behind=then, now=now
+            worker.rank, worker.code, joined=view.joined, left=view.left, behind=then, now=time.monotonic()
         )
         self._record = self._record.with_worker(worker.rank, code=exit_code(worker.code))
         if again is not None:
