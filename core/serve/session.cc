@@ -218,19 +218,4 @@ Status Session::add_segment(const FrameView& frame, std::vector<int>& descriptor
   return {};
 }
 
-Session::Outcome Session::figures(const FrameView& frame, ReplySink& sink) {
-  if (!knows_placement(frame)) return answer(frame, other_placement(frame), sink);
-  if (frame.parts.size() == 1 && frame.parts[0].table == 0) {
-    const StoreFigures all = server_.store.figures();
-    sink.send(reply_header(frame.header), std::as_bytes(std::span(&all, 1)));
-    return Outcome::done;
-  }
-  if (frame.parts.size() != 1 || server_.store.table(frame.parts[0].table) == nullptr)
-    return answer(frame, {Code::unknown_table, "figures were asked for a table that was not declared"}, sink);
-  const Result<TableFigures> sum = server_.store.figures(frame.parts[0].table);
-  if (!sum.ok()) return answer(frame, sum.status(), sink);
-  sink.send(reply_header(frame.header), std::as_bytes(std::span(&*sum, 1)));
-  return Outcome::done;
-}
-
 }  // namespace shoal

@@ -18,8 +18,7 @@ namespace {
 constexpr size_t kReplyBytes = 4 * 1024 * 1024;
 constexpr size_t kPieceBytes = 64 * 1024;  // of it, gathered by one thread at a time
 constexpr size_t kHelpBytes = 512 * 1024;  // below, a frame is gathered alone
-// Below this many rows a request is done at once; above, helpers are worth waking.
-constexpr size_t kHelpRows = 4096;
+constexpr size_t kHelpRows = 4096;  // below, a request is done at once; above, helpers are worth waking
 constexpr size_t kScanBytes = 4 * 1024 * 1024;  // copied under the shard's mutex
 
 // Looks a table up once for a run of parts that name it.
@@ -52,8 +51,8 @@ Part reply_part(const Part& request, const Ack& ack) {
 }
 
 Status other_placement(const FrameView& frame) {
-  return {Code::moved,
-          "asked for placement " + std::to_string(frame.header.member_term) + ", and another is known here"};
+  const uint32_t asked = frame.header.member_term;
+  return {Code::moved, "another placement is known here than " + std::to_string(asked)};
 }
 
 }  // namespace
@@ -112,23 +111,21 @@ Result<std::span<const std::byte>> Session::array(const FrameView& frame, uint16
 Status Session::check_push(const FrameView& frame, std::vector<PushPart>& parts,
                            std::vector<std::vector<int64_t>>& copies) const {
   const bool staged = (frame.header.flags & kStage) != 0;
-  if (frame.header.kind == static_cast<uint16_t>(Kind::push) &&
-      (frame.parts.size() > kPushPartsMax || frame.body.size() > kPushBodyBytesMax)) {
-    return {Code::refused, "a push of so many parts or bytes has no room for what its head sends along"};
-  }
+  const bool by_client = frame.header.kind == static_cast<uint16_t>(Kind::push);
+  if (by_client && (frame.parts.size() > kPushPartsMax || frame.body.size() > kPushBodyBytesMax))
+    return {Code::refused, "a push has no room for what its head sends along"};
   TableFinder tables(server_.store);
   for (const Part& part : frame.parts) {
-    if (part.mode == static_cast<uint8_t>(PushMode::settings) && part.shard < server_.store.shards() &&
-        frame.header.kind == static_cast<uint16_t>(Kind::replicate_push)) {
+    if (part.shard >= server_.store.shards() || !is_codec(part.codec) || part.mode > (by_client ? 2 : 3) ||
+        part.keys_at % 2 != 0) {
+      return {Code::refused, "a push names shard " + std::to_string(part.shard) + ", codec " +
+                                 std::to_string(part.codec) + ", mode " + std::to_string(part.mode)};
+    }
+    if (part.mode == static_cast<uint8_t>(PushMode::settings)) {
       const auto settings = array(frame, part.values_segment, part.values_at, size_t{4} * part.values_words);
       if (!settings.ok()) return settings.status();
       parts.push_back({.term = part.term, .mode = PushMode::settings, .values = *settings});
       continue;
-    }
-    if (part.shard >= server_.store.shards() || !is_codec(part.codec) || part.mode > 2 ||
-        part.keys_at % 2 != 0) {
-      return {Code::refused, "a push names shard " + std::to_string(part.shard) + ", codec " +
-                                 std::to_string(part.codec) + ", mode " + std::to_string(part.mode)};
     }
     const TableSpec* spec = tables.find(part.table);
     if (spec == nullptr) return not_declared(part.table);
@@ -482,6 +479,21 @@ Session::Outcome Session::sync(const FrameView& frame, ReplySink& sink) {
       {{{mark}, std::make_shared<const std::vector<std::byte>>(frame.body.begin(), frame.body.end())}});
   server_.chain.when_held(
       {&mark, 1}, [handled = std::move(handled)](const auto& lost) { handled.deliver(lost.empty()); });
+  return Outcome::done;
+}
+
+Session::Outcome Session::figures(const FrameView& frame, ReplySink& sink) {
+  if (!knows_placement(frame)) return answer(frame, other_placement(frame), sink);
+  if (frame.parts.size() == 1 && frame.parts[0].table == 0) {
+    const StoreFigures all = server_.store.figures();
+    sink.send(reply_header(frame.header), std::as_bytes(std::span(&all, 1)));
+    return Outcome::done;
+  }
+  if (frame.parts.size() != 1 || server_.store.table(frame.parts[0].table) == nullptr)
+    return answer(frame, {Code::unknown_table, "figures were asked for a table that was not declared"}, sink);
+  const Result<TableFigures> sum = server_.store.figures(frame.parts[0].table);
+  if (!sum.ok()) return answer(frame, sum.status(), sink);
+  sink.send(reply_header(frame.header), std::as_bytes(std::span(&*sum, 1)));
   return Outcome::done;
 }
 

@@ -300,3 +300,35 @@ def test_a_checkpoint_of_other_optimizers_is_refused_with_all_of_them(tmp_path: 
         run_workers(1, other, resume=str(tmp_path))
     assert "table 'items': optimizer is ('sgd',) here, ('adam',) in the checkpoint" in str(found.value)
     assert str(found.value).count("optimizer is ('sgd',)") == 7
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "average:2", "allreduce"])
+def test_what_a_script_loads_to_begin_with_is_not_loaded_again(
+    tmp_path: Path, sync: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It starts from a pretrained model; when it goes on from a checkpoint it has something better."""
+
+    def script(worker: Worker) -> tuple[dict[str, Any], dict[str, Any]]:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = TensorDataset(torch.arange(SAMPLES) % IDS, torch.rand(SAMPLES))
+        model, optimizer, loader = worker.prepare(model, optimizer, DataLoader(data, batch_size=BATCH))
+        pretrained = {key: one.clone() for key, one in model.state_dict().items() if "weight." not in key}
+        pretrained = {key: torch.zeros_like(one) for key, one in pretrained.items()}
+        rows = {"emb.weight.keys": torch.arange(IDS), "emb.weight.values": torch.zeros(IDS, 4)}
+        model.load_state_dict({**pretrained, **rows})
+        before = values(model, optimizer)
+        for ids, target in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(ids), target).backward()
+            optimizer.step()
+        worker.save(str(tmp_path))
+        return before, values(model, optimizer)
+
+    [(_, trained)] = run_workers(1, script, sync)
+    assert trained["out.bias"].any()
+    [(again, _)] = run_workers(1, script, sync, resume=str(tmp_path))
+    names = [name for name in trained if name.startswith(("hidden", "out", "rows"))]
+    for name in names:
+        torch.testing.assert_close(again[name], trained[name], rtol=0, atol=0, msg=name)
+    assert "load_state_dict is passed over" in caplog.text

@@ -47,6 +47,8 @@ class Place:
             extra = _EXTRAS.get(scheme)
             how = f"; pip install 'shoal[{extra}]'" if extra else ""
             raise BadInput(f"{url}: {error}{how}") from None
+        except OSError as error:  # some connect at once
+            raise Unavailable(f"checkpoint URL is {url!r}, and nobody answers there: {error}") from None
         except (ValueError, TypeError, AttributeError) as error:
             raise BadInput(f"checkpoint URL is {url!r}: {error}; as in file:///ckpt/run1") from None
         self.url = url

@@ -7,6 +7,7 @@ those that it shall step with. `after` runs last, and then gradients are shown a
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from shoal.train.share import Share
     from shoal.train.worker import Worker
 
+_log = logging.getLogger("shoal.worker")
 # In which all values are looked at. Scripts that change parameters by hand do it from the first step on.
 _EARLY_STEPS = 3
 
@@ -45,6 +47,7 @@ class Strategy(ABC):
         self.stepped: list[Stepped] = []
         self.tensors: dict[int, Tensor] = {}  # by id of the parameter
         self.batch_rows: list[BatchRows] = []  # told of what is pushed
+        self._passed_over = False
         self._marks: dict[int, tuple[int, int | None]] = {}  # of parameters, as Shoal left them
 
     @property
@@ -138,6 +141,8 @@ class Strategy(ABC):
 
     def loaded(self, module: torch.nn.Module) -> None:
         """`load_state_dict` gave this module other values: worker 0's are everybody's from now on."""
+        if self._goes_on() and self.worker.taken_back is not None:
+            self.worker.taken_back.values(self.stepped, 0)
         own = {id(parameter) for parameter in module.parameters(recurse=False)} & self.tensors.keys()
         dense = [entry for entry in self.dense if id(entry.parameter) in own]
         if not dense:
@@ -149,10 +154,19 @@ class Strategy(ABC):
     def assign_once(self, assign: Callable[[], None]) -> None:
         """All workers are here: worker 0 assigns, unless an earlier life of it has done so."""
         self.worker.barrier()  # steps that others still make are of before
-        if self.worker.rank == 0 and self.worker.comes_first():
+        if self.worker.rank == 0 and not self._goes_on() and self.worker.comes_first():
             assign()
         self.worker.barrier()
         self.forget_rows()
+
+    def _goes_on(self) -> bool:
+        """From a checkpoint: what a script loads before its first pass is older than that."""
+        taken = self.worker.taken_back
+        if taken is not None and self.worker.rank == 0 and not self._passed_over:
+            self._passed_over = True
+            said = "load_state_dict is passed over: this job goes on from checkpoint %s"
+            _log.warning(said, taken.checkpoint)
+        return taken is not None
 
     def forget_rows(self) -> None:
         """Rows have other values than by this worker's pushes: what was pulled ahead is out of date."""
