@@ -22,15 +22,15 @@ PUSH_SEEDS = 200
 # Rare ones are hunted from here on, near a seed that finds them: from 0 on it takes two minutes longer.
 HUNT_FROM = {
     "ends_again": 3780,
-    "unplaced_is_last": 1000,
     "grown_over": 2990,
+    "unplaced_is_last": 1000,
     "any_attempt": 560,
-    "late_ack": 280,
     "cut_without_unseen": 240,
     "grow_anytime": 150,
     "newcomer_unknown": 130,
     "image_of_old_term": 95,
     "cut_for_absent": 90,
+    "late_ack": 80,
     "records_beyond_cut": 80,
     "answered_first": 60,
     "weak_to_servers": 30,
