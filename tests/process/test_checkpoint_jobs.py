@@ -30,7 +30,7 @@ def clocks(directory: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("sync", "workers"),
     [
-        ("bsp", 2),
+        pytest.param("bsp", 2, marks=pytest.mark.soak),
         pytest.param("bsp", 3, marks=pytest.mark.soak),
         pytest.param("asp", 2, marks=pytest.mark.soak),
         pytest.param("asp", 3, marks=pytest.mark.soak),

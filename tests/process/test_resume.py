@@ -13,7 +13,6 @@ from shoal.checkpoint.place import Place
 pytestmark = pytest.mark.process
 SCRIPT = str(Path(__file__).with_name("dropout_script.py"))
 EPOCHS = "6"
-PLACES = ["join", "model", "batch"]
 CASES = [("bsp", 1), ("allreduce", 1), ("allreduce", 2)]
 
 
@@ -61,15 +60,10 @@ def test_a_killed_job_ends_with_the_same_bits(tmp_path: Path, sync: str, optimiz
     assert [(state.clock, state.why) for state in last.workers] == [(60 * optimizers, "")] * 2
 
 
-@pytest.mark.parametrize(
-    ("sync", "places"),
-    [
-        ("bsp", ["batch"]),
-        *(pytest.param(sync, PLACES, marks=pytest.mark.soak) for sync in ("bsp", "allreduce")),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("sync", ["bsp", "allreduce"])
 def test_one_that_is_stopped_while_it_loads_again_and_again_ends_with_the_same_bits(
-    tmp_path: Path, sync: str, places: list[str]
+    tmp_path: Path, sync: str
 ) -> None:
     """Checkpoints are made meanwhile, and no state of a worker may be missing in them."""
     url, let_alone, stopped, waits = (
@@ -89,7 +83,7 @@ def test_one_that_is_stopped_while_it_loads_again_and_again_ends_with_the_same_b
         assert (process.wait(), whole.wait()) == (130, 0)
     at, has = steps(url), [(state.clock, state.why) for state in manifest_.latest(Place(str(url))).workers]
     assert has == [(at, ""), (at, "")]
-    for where in places:
+    for where in ("join", "model", "batch"):
         waits.write_text(where)
         for told in tmp_path.glob("w.*"):
             told.unlink()

@@ -171,6 +171,7 @@ for epoch in worker.epochs(1000):
 """
 
 
+@pytest.mark.soak
 def test_who_is_let_go_and_wanted_again_before_it_is_gone_is_started_again(
     jobs: Jobs, tmp_path: Path
 ) -> None:

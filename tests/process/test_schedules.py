@@ -156,7 +156,7 @@ def test_a_job_that_goes_on_from_a_checkpoint(
 @pytest.mark.parametrize(
     ("word", "loop", "kind"),
     [
-        ("bsp", "epochs", "epoch"),
+        soak("bsp", "epochs", "epoch"),
         soak("asp", "epochs", "epoch"),
         soak("bsp", "range", "epoch"),
         soak("bsp", "epochs", "early"),

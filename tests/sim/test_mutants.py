@@ -28,11 +28,11 @@ HUNT_FROM = {
     "cut_without_unseen": 240,
     "grow_anytime": 150,
     "newcomer_unknown": 130,
-    "image_of_old_term": 95,
     "cut_for_absent": 90,
     "late_ack": 80,
     "records_beyond_cut": 80,
     "answered_first": 60,
+    "image_of_old_term": 50,
     "weak_to_servers": 30,
 }
 TIMEOUT_S = 180

@@ -41,7 +41,7 @@ def pushed(client: object) -> bytes:
 
 def test_a_greeting(client) -> None:
     frame = client.hello()
-    assert frame[:8].hex() == "484f414c01000100"
+    assert frame[:8].hex() == "484f414c02000100"
     assert HEADER.unpack_from(frame)[5:7] == (0x1122334455667788, 9)
     assert frame[HEADER_BYTES:] == bytes(32)
 
@@ -49,7 +49,7 @@ def test_a_greeting(client) -> None:
 def test_a_push(client) -> None:
     frame = pushed(client)
     fields = HEADER.unpack_from(frame)
-    assert fields[:3] == (0x4C414F48, 1, 12)
+    assert fields[:3] == (0x4C414F48, 2, 12)
     assert fields[8:11] == (1, 1, 1)  # request, seq, low
     parts = [PART.unpack_from(frame, HEADER_BYTES + i * PART_BYTES) for i in range(fields[-1])]
     assert len(frame) == HEADER_BYTES + PART_BYTES * len(parts) + fields[13]
