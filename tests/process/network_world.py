@@ -97,7 +97,9 @@ def main(case: str) -> None:
                     time.sleep(1.0)
                     mend()
                     wait_for_pushes(pushers, 20)
-                    assert is_whole(cluster, 3), status(cluster)
+                    states = [server.state for server in status(cluster).servers]
+                    assert states == ["up"] * 3, states
+                    wait_until(lambda: is_whole(cluster, 3), "what was being moved never arrives")
         finally:
             if away.poll() is None:
                 away.send_signal(signal.SIGTERM)
