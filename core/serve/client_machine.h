@@ -36,8 +36,9 @@ struct Request {
   std::vector<Part> parts;
   std::vector<std::span<const std::byte>> body;  // sent one after the other
   size_t body_bytes = 0;
-  std::vector<std::shared_ptr<Block>> blocks;  // memory that parts or body lie in
-  std::span<const int64_t> keys = {};          // pulls: what is asked for, in order
+  std::vector<std::span<const std::byte>> shared = {};  // pushes: what its parts name in shared memory
+  std::vector<std::shared_ptr<Block>> blocks;           // memory that parts or body lie in
+  std::span<const int64_t> keys = {};                   // pulls: what is asked for, in order
   // Pulls: key n goes to row positions[i] of the caller's result for i = heads[n], before[i], and so on.
   const uint32_t* positions = nullptr;
   const uint32_t* heads = nullptr;

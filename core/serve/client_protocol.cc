@@ -23,13 +23,34 @@ void ClientProtocol::learn_names(const Placement& placement) {
   while (names_.size() < placement.servers.size()) names_.push_back(placement.servers[names_.size()].name());
 }
 
+void ClientProtocol::set_shares_memory(uint32_t server) {
+  shares_memory_.resize(std::max<size_t>(shares_memory_.size(), server + 1));
+  shares_memory_[server] = true;
+}
+
+bool ClientProtocol::reaches(const Request& request) const {
+  return !RequestBuilder::needs_shared_memory(request) ||
+         (request.server < shares_memory_.size() && shares_memory_[request.server]);
+}
+
+// It may have been made for a server that reaches our memory, and be for another one now.
+std::vector<std::shared_ptr<Request>> ClientProtocol::route(const std::shared_ptr<Request>& request) {
+  auto routed = builder_.route(request);
+  for (auto& one : routed)
+    if (is(*one, Kind::push) && !reaches(*one)) one = RequestBuilder::in_body(*one);
+  return routed;
+}
+
 std::vector<uint32_t> ClientProtocol::submit(std::shared_ptr<Request> request) {
   std::vector<uint32_t> servers;
   // What is on its way to a server that is gone is found here: the placement changes only between calls.
-  for (auto& one : builder_.route(std::move(request))) {
+  for (auto& one : route(request)) {
     servers.push_back(one->server);
     machine_.add(one);
-    if (!builder_.placement()->is_up(one->server)) refused(*one, gone(one->server));
+    if (!reaches(*one))
+      move_open(*one, strays_);
+    else if (!builder_.placement()->is_up(one->server))
+      refused(*one, gone(one->server));
   }
   return servers;
 }
@@ -131,7 +152,12 @@ std::vector<uint32_t> ClientProtocol::send_homeless() {
   std::vector<uint32_t> servers;
   while (!homeless_.empty()) {
     const std::shared_ptr<Request> request = homeless_.front();
-    const auto routed = builder_.route(std::make_shared<Request>(*request));
+    const auto routed = route(std::make_shared<Request>(*request));
+    if (!std::all_of(routed.begin(), routed.end(), [&](const auto& one) { return reaches(*one); })) {
+      strays_.push_back(request);
+      homeless_.erase(homeless_.begin());
+      continue;
+    }
     servers.reserve(servers.size() + routed.size());
     for (size_t added = 0; added < routed.size(); ++added) {
       try {

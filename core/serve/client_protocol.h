@@ -23,6 +23,9 @@ class ClientProtocol {
   ClientMachine& machine() { return machine_; }
   const ClientMachine& machine() const { return machine_; }
 
+  // Whether what lies in our shared memory can be sent to this server (from now on, for as long as it is
+  // one).
+  void set_shares_memory(uint32_t server);
   // Adds a request, to where its shards are by the placement of now; gives the servers to send to.
   std::vector<uint32_t> submit(std::shared_ptr<Request> request);
 
@@ -37,7 +40,8 @@ class ClientProtocol {
   bool homeless() const { return !homeless_.empty(); }
   // Sends again, by the placement of now, what was refused because a shard is elsewhere; gives the servers.
   std::vector<uint32_t> send_homeless();
-  // Pulls that a lost server was to write into shared memory, and may yet: they have to be made anew.
+  // Pulls that a lost server was to write into shared memory, and may yet, or that are now for one which does
+  // not reach it: they have to be made anew.
   // Gives one that `ready` is true of, or null.
   template <typename Ready>
   std::shared_ptr<Request> take_stray(Ready ready) {
@@ -54,6 +58,8 @@ class ClientProtocol {
   const Acknowledged& acknowledged() const { return acknowledged_; }
 
  private:
+  std::vector<std::shared_ptr<Request>> route(const std::shared_ptr<Request>& request);
+  bool reaches(const Request& request) const;
   void refused(const Request& request, Status why);
   void move_open(const Request& request, std::vector<std::shared_ptr<Request>>& to);
   Status gone(uint32_t server) const { return {Code::moved, names_[server] + " is gone"}; }
@@ -65,6 +71,7 @@ class ClientProtocol {
   ClientMachine machine_;
   Acknowledged acknowledged_;
   std::vector<std::string> names_;                  // of all servers that ever were
+  std::vector<bool> shares_memory_;                 // by server
   std::vector<std::shared_ptr<Request>> homeless_;  // refused because their shards are elsewhere
   std::vector<std::shared_ptr<Request>> strays_;
 };

@@ -75,9 +75,7 @@ Status RemoteClient::connect(Deadline deadline) {
     peer.dialling = nullptr;
     if (!link) return {Code::timeout, "no address of " + peer.address.name() + " was found in time"};
     if (!link->ok()) return link->status();
-    peer.shm = (**link)->lane() == Lane::shm;
-    peer.link = std::move(**link);
-    peer.dialled = true;
+    connected(i, std::move(**link));
   }
   keeper_ = std::thread([this] { keep(); });
   if (options_.coordinators.empty()) return {};
@@ -340,8 +338,15 @@ void RemoteClient::reconnect_if_due(uint32_t server, Deadline deadline) {
   const std::lock_guard lock(mutex_);
   ++reconnects_;
   peer.down_because = {};
-  peer.shm = (*link)->lane() == Lane::shm;
-  peer.link = std::move(*link);
+  connected(server, std::move(*link));
+}
+
+// Under mutex_, or before there are other threads.
+void RemoteClient::connected(uint32_t server, std::unique_ptr<Link> link) {
+  Peer& peer = *peers_[server];
+  peer.shm = link->lane() == Lane::shm;
+  if (peer.shm) protocol_.set_shares_memory(server);
+  peer.link = std::move(link);
   peer.dialled = true;
 }
 

@@ -85,6 +85,7 @@ class RemoteClient : public StoreClient {
   bool receive_from(uint32_t server);
   bool on_frame(uint32_t server, const FrameView& frame);
   void reconnect_if_due(uint32_t server, Deadline deadline);
+  void connected(uint32_t server, std::unique_ptr<Link> link);
   void give_up_link(Peer& peer);
   void drop_link(uint32_t server, const Status& why);
   void block_until_ready(Deadline deadline);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <iterator>
 #include <map>
 
 #include "base/copy.h"
@@ -338,6 +339,7 @@ std::shared_ptr<Request> RequestBuilder::join(std::vector<std::shared_ptr<Reques
     }
     rows += one->keys.size();
     whole->body.insert(whole->body.end(), one->body.begin(), one->body.end());
+    whole->shared.insert(whole->shared.end(), one->shared.begin(), one->shared.end());
     whole->body_bytes += one->body_bytes;
     whole->blocks.insert(whole->blocks.end(), one->blocks.begin(), one->blocks.end());
   }
@@ -399,7 +401,9 @@ std::shared_ptr<Request> RequestBuilder::push(const SplitKeys& split, const Fram
     request->parts.push_back(part);
     at = values_at + padded(encoded_bytes(codec, dim) * distinct);
   }
-  if (!shared) {
+  if (shared) {
+    request->shared.push_back(block->bytes().first(at));
+  } else {
     request->body_bytes = at;
     request->body.push_back(block->bytes().first(at));
   }
@@ -447,9 +451,39 @@ std::shared_ptr<Request> RequestBuilder::push_pieces(const PushItem& item, uint3
   part.keys_at = place.at(0);
   part.values_at = place.at(key_bytes);
   request->parts.push_back(part);
-  if (!shared) {
+  if (shared) {
+    request->shared.push_back(block->bytes().first(padded(at)));
+  } else {
     request->body_bytes = padded(at);
     request->body.push_back(block->bytes().first(request->body_bytes));
+  }
+  return request;
+}
+
+bool RequestBuilder::needs_shared_memory(const Request& request) {
+  return std::any_of(request.parts.begin(), request.parts.end(),
+                     [](const Part& part) { return part.keys_segment != 0 || part.values_segment != 0; });
+}
+
+std::shared_ptr<Request> RequestBuilder::in_body(const Request& push) {
+  auto request = std::make_shared<Request>(push);
+  request->shared.clear();
+  std::map<std::pair<uint16_t, uint32_t>, uint32_t> shifts;  // by where each block begins
+  for (size_t i = 0, next = 0; i < push.blocks.size(); ++i) {
+    const Place place = Place::of(*push.blocks[i]);
+    if (place.segment == 0) continue;
+    const std::span<const std::byte> arrays = push.shared[next++];
+    shifts[{place.segment, place.base}] = static_cast<uint32_t>(request->body_bytes / 4) - place.base;
+    request->body.push_back(arrays);
+    request->body_bytes += arrays.size();
+  }
+  for (Part& part : request->parts) {
+    if (part.keys_segment == 0) continue;
+    const uint32_t shift = std::prev(shifts.upper_bound({part.keys_segment, part.keys_at}))->second;
+    part.keys_at += shift;
+    part.values_at += shift;
+    part.pulled_at += shift;
+    part.keys_segment = part.values_segment = 0;
   }
   return request;
 }

@@ -100,6 +100,10 @@ class RequestBuilder {
   std::shared_ptr<Request> push(const SplitKeys& split, const Frame& frame, const PushItem& item,
                                 const PushOptions& options, bool shm, Merger& merger,
                                 FiniteCheck* check) const;
+  // Whether a server can make out what it says only where it reaches our shared memory.
+  static bool needs_shared_memory(const Request& request);
+  // Such a push as another server gets it: all that it names in its body.
+  static std::shared_ptr<Request> in_body(const Request& push);
   // All pieces of a dense tensor that lie in `shard`.
   std::shared_ptr<Request> push_pieces(const PushItem& item, uint32_t server, uint32_t shard,
                                        const PushOptions& options, bool shm) const;

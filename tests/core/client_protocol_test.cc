@@ -1,5 +1,6 @@
 #include "serve/client_protocol.h"
 
+#include <cstring>
 #include <new>
 
 #include "check.h"
@@ -45,7 +46,83 @@ int tries(int64_t enough, Work work) {
   }
 }
 
+constexpr uint32_t kDim = 4;
+
+// What a push of ones to keys 0 and 1 (one in each shard) says of shard 1, as its server reads it: the keys
+// and the first value of each row. Empty where it names memory that does not travel.
+std::vector<std::pair<int64_t, float>> rows_in_body(const Request& push) {
+  std::vector<std::byte> body;
+  for (const auto piece : push.body) body.insert(body.end(), piece.begin(), piece.end());
+  std::vector<std::pair<int64_t, float>> rows;
+  for (const Part& part : push.parts) {
+    const auto keys = array_in(body, part.keys_at, 8 * part.count);
+    const auto values = array_in(body, part.values_at, size_t{4} * kDim * part.count);
+    if (part.keys_segment != 0 || part.values_segment != 0 || !keys || !values) return {};
+    for (uint32_t i = 0; i < part.count; ++i) {
+      auto& [key, value] = rows.emplace_back();
+      std::memcpy(&key, keys->data() + 8 * i, sizeof key);
+      std::memcpy(&value, values->data() + size_t{4} * kDim * i, sizeof value);
+    }
+  }
+  return rows;
+}
+
 }  // namespace
+
+// Server 1 reaches our memory and server 0 does not; what server 1 had goes to server 0.
+TEST(what_lies_in_shared_memory_moves_to_a_server_that_does_not_reach_it) {
+  for (const bool before_it_is_sent : {false, true}) {
+    RequestBuilder builder{std::make_shared<Placement>(placement_of(1)), make_shared_arena(1 << 20, 1 << 20),
+                           make_heap_arena(4096)};
+    ClientProtocol protocol(1, 1, builder);
+    protocol.set_shares_memory(1);
+    const auto spec = std::make_shared<TableSpec>();
+    spec->dim = kDim;
+    std::vector<int64_t> keys(64);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+    std::vector<float> values(kDim * keys.size());
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i / kDim);
+    const auto grouped = builder.group(*spec, keys, true);
+    const RequestBuilder::Frame frame{1, {1}};
+    Merger merger;
+
+    // Two tables' worth, joined; and a pull.
+    const auto pushed = std::make_shared<Operation>();
+    REQUIRE(protocol.machine().begin(*pushed, true));
+    const PushItem item{.table = 0, .values = values, .lr = 1, .spec = spec};
+    auto push = RequestBuilder::join({builder.push(*grouped.split, frame, item, {}, true, merger, nullptr),
+                                      builder.push(*grouped.split, frame, item, {}, true, merger, nullptr)});
+    REQUIRE(RequestBuilder::needs_shared_memory(*push));
+    push->operation = pushed;
+    const auto pulled = std::make_shared<PullOperation>();
+    pulled->spec = spec;
+    pulled->rows = keys.size();
+    pulled->row_floats = kDim;
+    pulled->block = builder.allocate(4 * values.size(), true);
+    REQUIRE(protocol.machine().begin(*pulled, false));
+    const auto pull = builder.pull(pulled, grouped, frame, true, merger);
+    REQUIRE(pull != nullptr && RequestBuilder::needs_shared_memory(*pull));
+
+    if (before_it_is_sent) REQUIRE(protocol.set_placement(placement_of(2)));
+    protocol.submit(push);
+    protocol.submit(pull);
+    if (!before_it_is_sent) {
+      const auto to_one = protocol.machine().next_to_send(1);
+      REQUIRE(to_one != nullptr && to_one->body.empty());
+      REQUIRE(protocol.set_placement(placement_of(2)));
+    }
+    protocol.send_homeless();
+    CHECK(!protocol.homeless());
+    const auto sent = protocol.machine().next_to_send(0);
+    REQUIRE(sent != nullptr);
+    const auto rows = rows_in_body(*sent);
+    CHECK_EQ(rows.size(), 2 * grouped.split->count(1));
+    for (const auto& [key, value] : rows) CHECK(shard_of_key(*spec, key, 2) == 1 && value == float(key));
+    CHECK(protocol.machine().next_to_send(0) == nullptr);
+    const auto stray = protocol.take_stray([](const auto&) { return true; });
+    CHECK(stray != nullptr && stray->operation == pulled);  // to be made anew, by sockets
+  }
+}
 
 // Wherever it does, everything that was open is sent to where its shard is now, once.
 TEST(nothing_is_lost_or_doubled_where_memory_runs_out_as_shards_move) {

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,6 +205,33 @@ def test_servers_come_and_go_while_clients_push(replicas: int) -> None:
         cluster.remove_server(0)
         assert not cluster.servers[0].alive
         wait_for_pushes(pushers)
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_shards_move_between_shared_memory_and_tcp(
+    replicas: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("deep" * 25)  # too long for the path of a unix socket: then it lies in TMPDIR
+    deep.mkdir()
+    with (
+        shoal.LocalCluster(servers=2, replicas=replicas, directory=deep) as cluster,
+        pushing(cluster) as pushers,
+        cluster.connect(timeout=DEADLINE_S) as client,
+    ):
+        start = np.arange(3e5, dtype=np.float32)
+        tensor = client.tensor("tensor", start, optimizer=SGD)
+        wait_for_pushes(pushers)
+        monkeypatch.setenv("TMPDIR", str(deep))  # from now on there is none: by tcp alone
+        for _ in range(3):
+            new = cluster.add_server()
+            wait_until(lambda: whole(cluster, 0), "the shards do not come to rest")
+            tensor._push(np.ones_like(start), None, 0, DEADLINE_S, tensor.pull(), 0.0).wait()
+            wait_for_pushes(pushers, 20)
+            lanes = pushers[0].client.stats()["lanes"]
+            assert lanes[:2] == ["shm", "shm"] and lanes[new.index] == "tcp", lanes
+            cluster.remove_server(new.index)
+            wait_for_pushes(pushers, 20)
+        assert (tensor.pull() == start - 3).all()
 
 
 def test_a_server_that_is_needed_is_not_let_go() -> None:
