@@ -235,17 +235,21 @@ Chain::FillPtr Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term)
   return here.fill = fill;
 }
 
+// Under mutex_.
+void Chain::end_fill(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready) {
+  here.fill = nullptr;
+  here.place.next = kNobody;
+  here.awaited = here.paused = false;
+  forget(here, UINT64_MAX);
+  release_all(here, ready);
+}
+
 void Chain::give_up(const FillPtr& fill) {
   std::vector<std::shared_ptr<Waiter>> ready;
   {
     const std::lock_guard lock(mutex_);
-    PerShard& here = shards_[fill->shard];
     if (!is_current(*fill)) return;
-    here.fill = nullptr;
-    here.place.next = kNobody;
-    here.awaited = here.paused = false;
-    forget(here, UINT64_MAX);
-    release_all(here, ready);
+    end_fill(shards_[fill->shard], ready);
   }
   for (const auto& waiter : ready) waiter->done(waiter->lost);
 }
@@ -354,14 +358,25 @@ void Chain::lost(uint32_t server) {
 }
 
 void Chain::gone(uint32_t server) {
-  const std::lock_guard lock(mutex_);
-  if (!machine_->has_open(server)) return;
-  for (const auto& request : machine_->open_requests(server))
-    for (const auto& block : request->blocks)
-      if (block->segment() != nullptr) strays_.push_back(block);
-  machine_->fail(server, {Code::moved, "gone"});
-  ++answers_;
-  answered_.notify_all();
+  std::vector<std::shared_ptr<Waiter>> ready;
+  {
+    const std::lock_guard lock(mutex_);
+    bool changed = machine_->has_open(server);
+    for (auto& [shard, here] : shards_) {
+      // The coordinator may not know of its fill (another began it) and have left the shard's place as it is.
+      if (here.fill == nullptr || here.fill->target != server || SHOAL_MUTANT(gone_is_awaited)) continue;
+      end_fill(here, ready);
+      changed = true;
+    }
+    if (!changed) return;
+    for (const auto& request : machine_->open_requests(server))
+      for (const auto& block : request->blocks)
+        if (block->segment() != nullptr) strays_.push_back(block);
+    machine_->fail(server, {Code::moved, "gone"});
+    ++answers_;
+    answered_.notify_all();
+  }
+  for (const auto& waiter : ready) waiter->done(waiter->lost);
 }
 
 void Chain::on_reply(uint32_t server, const FrameView& frame) {

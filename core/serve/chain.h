@@ -163,6 +163,7 @@ class Chain {
   static void forget(PerShard& here, uint64_t up_to);
   static void release_all(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready);
   static bool waits(const PerShard& here);
+  static void end_fill(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready);
   bool awaits(const ChainPlace& place) const;
   static bool goes_on(const PerShard& here);
 

@@ -13,8 +13,18 @@ import numpy as np
 
 from shoal import _core
 from shoal.checkpoint import keep, manifest, place, shards
-from shoal.fleet import attendance, coordinator_server, cuts, grants, losses, outcome, sqlite_journal
-from shoal.fleet.decisions import ClientGranted
+from shoal.fleet import (
+    attendance,
+    coordinator,
+    coordinator_server,
+    cuts,
+    grants,
+    losses,
+    outcome,
+    sqlite_journal,
+)
+from shoal.fleet.decisions import ClientGranted, ServerGone
+from shoal.fleet.outcome import Outcome
 from shoal.store import messages
 
 HEAD_BYTES = 64  # of a shard's image, before the records
@@ -183,8 +193,23 @@ def cut_without_unseen() -> None:
     attendance.Attendance.unseen = lambda *_: set()  # type: ignore[method-assign,assignment]
 
 
+def gone_untold() -> None:
+    """A server is given up that has no shards any more, and no placement says so."""
+
+    def silently(self: coordinator.Coordinator, index: int, why: str, outcome: Outcome) -> None:
+        placed = self._placer.placed
+        if placed is None or index in self._roster.gone or (index,) in placed.chains:
+            return
+        self._decide(outcome, ServerGone(index=index, why=why))
+        if (without := self._placer.gone(index)) is not None:
+            self._decide(outcome, without)
+        self._changed(outcome)
+
+    coordinator.Coordinator._evict = silently  # type: ignore[method-assign]
+
+
 CUT_MUTANTS = (images_begun_early, late_images_count, any_attempt, cut_without_unseen)
-COORDINATOR_MUTANTS = (answered_first, evicted_unfenced)
+COORDINATOR_MUTANTS = (answered_first, evicted_unfenced, gone_untold)
 LOSS_MUTANTS = (records_beyond_cut, last_takeover_only)
 CHECKPOINT_MUTANTS = (
     manifest_first,

@@ -23,6 +23,8 @@ PUSH_SEEDS = 200
 HUNT_FROM = {
     "ends_again": 3780,
     "grown_over": 2990,
+    "gone_untold": 2860,
+    "gone_is_awaited": 2505,
     "unplaced_is_last": 1000,
     "any_attempt": 560,
     "cut_without_unseen": 240,
@@ -76,7 +78,11 @@ MUTANTS = {
         "grown_over",
         "ends_again",
     ],
-    "coordinator": ["unplaced_is_last", *(mutant.__name__ for mutant in COORDINATOR_MUTANTS)],
+    "coordinator": [
+        "unplaced_is_last",
+        "gone_is_awaited",
+        *(mutant.__name__ for mutant in COORDINATOR_MUTANTS),
+    ],
     "cuts": [
         "held_in_flight",
         "short_hold",

@@ -377,6 +377,19 @@ def test_a_server_with_the_only_copy_is_never_given_up() -> None:
     assert outcome.decisions == []
 
 
+def test_a_server_without_shards_that_is_given_up_is_out_of_the_next_placement() -> None:
+    coordinator = Coordinator(CoordinatorOptions(servers=2, shards=2), pid=1)
+    for index in range(3):
+        coordinator.handle(index, register(f"server-{index}", port=4000 + index, shards=2), 0)
+    assert not coordinator._placer.fills  # two shards, and they have their servers
+    before = reply(watch(coordinator, 0, 0.0, after=0)).placement
+    coordinator.handle(9, m.EvictServer(index=2, why="it ended"), 1.0)
+    after = reply(watch(coordinator, 0, 1.0, after=before.version)).placement
+    assert [server.state for server in before.servers] == ["up", "up", "up"]
+    assert [server.state for server in after.servers] == ["up", "up", "evicted"]
+    assert after.chains == before.chains
+
+
 def test_a_server_that_was_to_leave_still_is_after_a_restart() -> None:
     options = CoordinatorOptions(servers=3, shards=8, replicas=1)
     first = Coordinator(options)

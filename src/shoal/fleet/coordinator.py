@@ -457,8 +457,8 @@ class Coordinator:
         if placed is None or index in self._roster.gone or (index,) in placed.chains:
             return
         self._decide(outcome, ServerGone(index=index, why=why))
-        if (without := self._placer.gone(index)) is not None:
-            self._decide(outcome, without)
+        # Also where it had no shards any more: who has yet to hear from it must know that it is gone.
+        self._decide(outcome, self._placer.gone(index) or self._placer.joined())
         self._changed(outcome)
 
     def _changed(self, outcome: Outcome) -> None:
