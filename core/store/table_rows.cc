@@ -13,7 +13,6 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kBlock = 16;           // keys in flight between asking for a line and reading it
 constexpr size_t kBatch = 128;          // rows handed to an optimizer at once
 constexpr size_t kBatchFloats = 65536;  // of them, at most
 constexpr size_t kScratchKept = 1 << 20;
@@ -120,23 +119,24 @@ bool TableRows::birth(int64_t key, uint64_t hash, uint32_t& slot) {
 }
 
 bool TableRows::resolve(std::span<const int64_t> keys) {
+  constexpr size_t kAhead = 16;         // keys between asking for a line of the index and reading it
+  constexpr size_t kRing = 2 * kAhead;  // a power of two
   if (slots_.size() < keys.size()) slots_.resize(keys.size());
-  std::array<uint64_t, kBlock> hashes;
+  std::array<uint64_t, kRing> hashes;
   // Read once: a peer may still write to them, and key and hash must agree.
-  std::array<int64_t, kBlock> block;
-  for (size_t first = 0; first < keys.size(); first += kBlock) {
-    const size_t count = std::min(kBlock, keys.size() - first);
-    std::memcpy(block.data(), keys.data() + first, 8 * count);
-    for (size_t i = 0; i < count; ++i) {
-      hashes[i] = hash_of(block[i]);
-      index_.prefetch(hashes[i]);
+  std::array<int64_t, kRing> ring;
+  for (size_t step = 0; step < keys.size() + kAhead; ++step) {
+    if (step < keys.size()) {
+      std::memcpy(&ring[step % kRing], &keys[step], sizeof(int64_t));
+      hashes[step % kRing] = hash_of(ring[step % kRing]);
+      index_.prefetch(hashes[step % kRing]);
     }
-    for (size_t i = 0; i < count; ++i) {
-      const int64_t key = block[i];
-      uint32_t& slot = slots_[first + i];
-      slot = index_.find(key, hashes[i]);
-      if (slot == Index::kAbsent && !birth(key, hashes[i], slot)) return false;
-    }
+    if (step < kAhead) continue;
+    const size_t i = step - kAhead;
+    const uint64_t hash = hashes[i % kRing];
+    uint32_t& slot = slots_[i];
+    slot = index_.find(ring[i % kRing], hash);
+    if (slot == Index::kAbsent && !birth(ring[i % kRing], hash, slot)) return false;
   }
   if (image_ != nullptr) keep(keys.size());
   return true;
