@@ -123,7 +123,7 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
     if (place.term < here.place.term) return;
     const bool same = here.place.next == place.next && here.place.term == place.term;
     here.paused = false;
-    here.fill = nullptr;
+    fills_.erase(shard);
     here.place = place;
     here.placed = true;
     here.awaited = place.next != kNobody && awaits(place);
@@ -219,7 +219,7 @@ void Chain::hold(uint16_t shard, uint64_t entry, std::vector<std::shared_ptr<Wai
 Chain::FillPtr Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term) {
   const std::lock_guard lock(mutex_);
   PerShard& here = shards_[shard];
-  const bool behind = here.place.next != kNobody && here.fill == nullptr;
+  const bool behind = here.place.next != kNobody && !fills_.contains(shard);
   const bool current = (here.place.member && here.place.term == term) || SHOAL_MUTANT(fill_any_term);
   if (!current || behind || target >= servers_) return nullptr;
   here.place.next = target;
@@ -232,12 +232,13 @@ Chain::FillPtr Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term)
   fill->shard = shard;
   fill->target = target;
   fill->term = term;
-  return here.fill = fill;
+  return fills_[shard] = fill;
 }
 
 // Under mutex_.
-void Chain::end_fill(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready) {
-  here.fill = nullptr;
+void Chain::end_fill(uint16_t shard, std::vector<std::shared_ptr<Waiter>>& ready) {
+  PerShard& here = shards_[shard];
+  fills_.erase(shard);
   here.place.next = kNobody;
   here.awaited = here.paused = false;
   forget(here, UINT64_MAX);
@@ -249,13 +250,16 @@ void Chain::give_up(const FillPtr& fill) {
   {
     const std::lock_guard lock(mutex_);
     if (!is_current(*fill)) return;
-    end_fill(shards_[fill->shard], ready);
+    end_fill(fill->shard, ready);
   }
   for (const auto& waiter : ready) waiter->done(waiter->lost);
 }
 
 // Under mutex_. Another fill, or a new placement, may have come between.
-bool Chain::is_current(const Fill& fill) { return shards_[fill.shard].fill.get() == &fill; }
+bool Chain::is_current(const Fill& fill) {
+  const auto it = fills_.find(fill.shard);
+  return it != fills_.end() && it->second.get() == &fill;
+}
 
 void Chain::send_image(const FillPtr& fill, const Header& header, std::vector<Part> parts, Bytes body) {
   {
@@ -362,10 +366,11 @@ void Chain::gone(uint32_t server) {
   {
     const std::lock_guard lock(mutex_);
     bool changed = machine_->has_open(server);
-    for (auto& [shard, here] : shards_) {
-      // The coordinator may not know of its fill (another began it) and have left the shard's place as it is.
-      if (here.fill == nullptr || here.fill->target != server || SHOAL_MUTANT(gone_is_awaited)) continue;
-      end_fill(here, ready);
+    // The coordinator may not know of its fill (another began it) and have left the shard's place as it is.
+    for (auto next = fills_.begin(); next != fills_.end();) {
+      const FillPtr fill = (next++)->second;
+      if (fill->target != server || SHOAL_MUTANT(gone_is_awaited)) continue;
+      end_fill(fill->shard, ready);
       changed = true;
     }
     if (!changed) return;

@@ -148,7 +148,6 @@ class Chain {
     bool placed = false;  // it has learnt its place
     bool paused = false;  // its image is not sent yet
     bool awaited = false;
-    FillPtr fill = nullptr;  // the one under way
     uint64_t held = 0;
     std::map<uint64_t, Kept> unheld = {};
     size_t unheld_bytes = 0;
@@ -163,7 +162,7 @@ class Chain {
   static void forget(PerShard& here, uint64_t up_to);
   static void release_all(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready);
   static bool waits(const PerShard& here);
-  static void end_fill(PerShard& here, std::vector<std::shared_ptr<Waiter>>& ready);
+  void end_fill(uint16_t shard, std::vector<std::shared_ptr<Waiter>>& ready);
   bool awaits(const ChainPlace& place) const;
   static bool goes_on(const PerShard& here);
 
@@ -180,6 +179,7 @@ class Chain {
   size_t servers_ = 0;
   std::atomic<bool> in_use_{false};  // there are servers behind this one
   std::unordered_map<uint16_t, PerShard> shards_;
+  std::map<uint16_t, FillPtr> fills_;  // by the shard, which goes on to their targets until it is placed anew
   // What was on its way to a server that was given up. If it only slept it reads that when it wakes, so the
   // memory may hold nothing else. Never more than what is shared at all, 512 MiB: what has no room there goes
   // through the socket.

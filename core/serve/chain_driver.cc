@@ -26,13 +26,16 @@ void ChainDriver::stop() {
 
 void ChainDriver::introduce(uint32_t server, const std::vector<ServerAddress>& servers) {
   chain_.introduce(server, 1, servers.size());
-  const std::lock_guard lock(mutex_);
-  identity_.client = kServerClients + server;
-  identity_.incarnation = 1;
-  while (peers_.size() < servers.size()) peers_.push_back(std::make_shared<Peer>(servers[peers_.size()]));
-  for (size_t i = 0; i < servers.size(); ++i)
-    if (servers[i].port == 0) peers_[i]->gone = true;
-  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
+  {
+    const std::lock_guard lock(mutex_);
+    identity_.client = kServerClients + server;
+    identity_.incarnation = 1;
+    while (peers_.size() < servers.size()) peers_.push_back(std::make_shared<Peer>(servers[peers_.size()]));
+    for (size_t i = 0; i < servers.size(); ++i)
+      if (servers[i].port == 0) peers_[i]->gone = true;
+    if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
+  }
+  wake();  // nothing else may: what waits for one that is gone has its place as it was
 }
 
 void ChainDriver::drop(uint32_t server, Peer& peer) {

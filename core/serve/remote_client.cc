@@ -462,7 +462,9 @@ void RemoteClient::close() {
   }
   const std::lock_guard lock(mutex_);
   protocol_.send_homeless();
-  for (uint32_t i = 0; i < servers_; ++i) machine_.fail(i, {Code::closed, "this client was closed"});
+  while (const auto stray = protocol_.take_stray([](const auto&) { return true; }))
+    machine_.seal(*stray->operation, closed_status());
+  for (uint32_t i = 0; i < servers_; ++i) machine_.fail(i, closed_status());
   changed_.notify_all();
 }
 

@@ -30,18 +30,20 @@ Loss RemoteClient::taken_over(uint16_t shard, const Shard::Began& began) {
   return protocol_.taken_over(shard, began);
 }
 
-// A server that was given up may only sleep, and write the rows of a pull that it was sent when it wakes. So
-// the whole pull is made anew, through sockets and into memory that no server knows; the old memory is nobody
-// else's while that server has its connection. Under mutex_, by the pump: it alone writes to `out`. Where
-// memory runs out the pull ends with that: it is half made, and nobody would go on with it.
+// Into memory that no server knows, and through sockets: one of its servers does not reach ours, or was given
+// up, and may only sleep and write the rows that it was asked for when it wakes. Then the old memory is
+// nobody else's while that server has its connection. Under mutex_, by the pump: it alone writes to `out`.
+// Where memory runs out the pull ends with that: it is half made, and nobody would go on with it.
 void RemoteClient::pull_anew(const Request& stray) {
+  Peer& peer = *peers_[stray.server];
+  const bool may_write = !builder_.placement()->is_up(stray.server) && peer.link != nullptr;
   const auto pull = [&](const Request& one) {
+    if (may_write) peer.strayed.push_back(one.blocks[1]);
     const auto merger = mergers_.take();
     const auto operation = std::static_pointer_cast<PullOperation>(one.operation);
     if (operation->block->segment() == nullptr) return true;  // another of its requests strayed, too
     auto fresh = builder_.allocate(4 * operation->rows * operation->row_floats, false);
     if (fresh == nullptr) return false;
-    if (peers_[stray.server]->link != nullptr) peers_[stray.server]->strayed.push_back(operation->block);
     operation->block = std::move(fresh);
     operation->out = reinterpret_cast<float*>(operation->block->bytes().data());
     const RequestBuilder::Grouped grouped{one.blocks[0], one.split};

@@ -1,7 +1,9 @@
 #include "serve/client_protocol.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "check.h"
 #include "failing_memory.h"
@@ -48,20 +50,24 @@ int tries(int64_t enough, Work work) {
 
 constexpr uint32_t kDim = 4;
 
-// What a push of ones to keys 0 and 1 (one in each shard) says of shard 1, as its server reads it: the keys
-// and the first value of each row. Empty where it names memory that does not travel.
+// What a push says, as its server reads it: keys, and the first value of the row or piece of each. Empty
+// where it names memory that does not travel.
 std::vector<std::pair<int64_t, float>> rows_in_body(const Request& push) {
   std::vector<std::byte> body;
   for (const auto piece : push.body) body.insert(body.end(), piece.begin(), piece.end());
   std::vector<std::pair<int64_t, float>> rows;
   for (const Part& part : push.parts) {
     const auto keys = array_in(body, part.keys_at, 8 * part.count);
-    const auto values = array_in(body, part.values_at, size_t{4} * kDim * part.count);
-    if (part.keys_segment != 0 || part.values_segment != 0 || !keys || !values) return {};
-    for (uint32_t i = 0; i < part.count; ++i) {
-      auto& [key, value] = rows.emplace_back();
-      std::memcpy(&key, keys->data() + 8 * i, sizeof key);
-      std::memcpy(&value, values->data() + size_t{4} * kDim * i, sizeof value);
+    const size_t row_bytes = part.values_words != 0 ? 4 * part.values_words / part.count : 4 * kDim;
+    for (const uint32_t at : {part.values_at, part.pulled_at}) {
+      if (at == part.pulled_at && part.dc_lambda == 0) continue;
+      const auto values = array_in(body, at, row_bytes * part.count);
+      if (part.keys_segment != 0 || part.values_segment != 0 || !keys || !values) return {};
+      for (uint32_t i = 0; i < part.count; ++i) {
+        auto& [key, value] = rows.emplace_back();
+        std::memcpy(&key, keys->data() + 8 * i, sizeof key);
+        std::memcpy(&value, values->data() + row_bytes * i, sizeof value);
+      }
     }
   }
   return rows;
@@ -86,13 +92,24 @@ TEST(what_lies_in_shared_memory_moves_to_a_server_that_does_not_reach_it) {
     const RequestBuilder::Frame frame{1, {1}};
     Merger merger;
 
-    // Two tables' worth, joined; and a pull.
+    // Joined: a table's rows in shared memory and in the body, and a tensor with the values that it was
+    // pulled with. And a pull.
     const auto pushed = std::make_shared<Operation>();
     REQUIRE(protocol.machine().begin(*pushed, true));
     const PushItem item{.table = 0, .values = values, .lr = 1, .spec = spec};
+    const auto tensor = std::make_shared<TableSpec>();
+    tensor->dense = true;
+    tensor->dim = kPieceFloats;
+    const std::vector<float> ones(kPieceFloats, 1.0f), twos(kPieceFloats, 2.0f);
+    PushItem dense{.table = 1, .values = ones, .lr = 1, .spec = tensor};
+    dense.pulled = twos;
+    dense.dc_lambda = 0.5f;
+    const uint32_t home = shard_of_key(*tensor, 0, 2);
     auto push = RequestBuilder::join({builder.push(*grouped.split, frame, item, {}, true, merger, nullptr),
-                                      builder.push(*grouped.split, frame, item, {}, true, merger, nullptr)});
+                                      builder.push(*grouped.split, frame, item, {}, false, merger, nullptr),
+                                      builder.push_pieces(dense, 1, home, {}, true)});
     REQUIRE(RequestBuilder::needs_shared_memory(*push));
+    for (Part& part : push->parts) part.shard = 1;
     push->operation = pushed;
     const auto pulled = std::make_shared<PullOperation>();
     pulled->spec = spec;
@@ -108,7 +125,7 @@ TEST(what_lies_in_shared_memory_moves_to_a_server_that_does_not_reach_it) {
     protocol.submit(pull);
     if (!before_it_is_sent) {
       const auto to_one = protocol.machine().next_to_send(1);
-      REQUIRE(to_one != nullptr && to_one->body.empty());
+      REQUIRE(to_one != nullptr && RequestBuilder::needs_shared_memory(*to_one));
       REQUIRE(protocol.set_placement(placement_of(2)));
     }
     protocol.send_homeless();
@@ -116,8 +133,13 @@ TEST(what_lies_in_shared_memory_moves_to_a_server_that_does_not_reach_it) {
     const auto sent = protocol.machine().next_to_send(0);
     REQUIRE(sent != nullptr);
     const auto rows = rows_in_body(*sent);
-    CHECK_EQ(rows.size(), 2 * grouped.split->count(1));
-    for (const auto& [key, value] : rows) CHECK(shard_of_key(*spec, key, 2) == 1 && value == float(key));
+    size_t of_the_table = 0;
+    for (const auto& [key, value] : rows)
+      of_the_table += shard_of_key(*spec, key, 2) == 1 && value == float(key);
+    CHECK_EQ(of_the_table, 2 * grouped.split->count(1));
+    CHECK_EQ(rows.size(), of_the_table + 2);
+    for (const float value : {1.0f, 2.0f})  // of the tensor's only piece
+      CHECK_EQ(std::count(rows.begin(), rows.end(), std::pair(int64_t{0}, value)), 1);
     CHECK(protocol.machine().next_to_send(0) == nullptr);
     const auto stray = protocol.take_stray([](const auto&) { return true; });
     CHECK(stray != nullptr && stray->operation == pulled);  // to be made anew, by sockets
