@@ -55,7 +55,9 @@ class Pusher(threading.Thread):
 
 
 @contextmanager
-def pushing(cluster: shoal.LocalCluster, count: int = 2, reads: Reads = "strong") -> Iterator[list[Pusher]]:
+def pushing(
+    cluster: shoal.LocalCluster, count: int = 2, reads: Reads = "strong", longest_s: float = LONGEST_S
+) -> Iterator[list[Pusher]]:
     """Clients that push while the block runs; after it all must be as they were told."""
     pushers = [Pusher(cluster, column, reads) for column in range(count)]
     for pusher in pushers:
@@ -69,7 +71,7 @@ def pushing(cluster: shoal.LocalCluster, count: int = 2, reads: Reads = "strong"
             pusher.join(2 * DEADLINE_S)
     for pusher in pushers:
         assert pusher.error is None, pusher.error
-        assert pusher.longest_s < LONGEST_S, "a death or a move holds pushes up for too long"
+        assert pusher.longest_s < longest_s, "a death or a move holds pushes up for too long"
     rows = pushers[0].table.pull(KEYS)
     for pusher in pushers:
         assert (rows[:, pusher.column] == pusher.acked).all(), (pusher.acked, rows[:, pusher.column])
@@ -177,6 +179,32 @@ def test_a_stopped_server_is_given_up_and_ends_when_it_wakes() -> None:
         try:
             wait_for_pushes(pushers)
             wait_until(lambda: whole(cluster, 1), "it was not replaced")
+        finally:
+            os.kill(stopped.pid, signal.SIGCONT)
+        wait_until(lambda: not stopped.alive, "it was given up and goes on")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(8))
+def test_a_server_stops_while_it_is_filled_and_the_coordinator_dies(seed: int) -> None:
+    """The next coordinator does not know of the fill; those that wait for its target go on all the same."""
+    rng = np.random.default_rng(seed)
+    with (
+        shoal.LocalCluster(servers=2, replicas=1) as cluster,
+        cluster.connect(timeout=DEADLINE_S) as client,
+        pushing(cluster, longest_s=2 * LONGEST_S) as pushers,
+    ):
+        rows = client.table("rows", dim=64, optimizer=SGD)
+        rows.push(np.arange(400_000), np.ones((400_000, 64), np.float32))  # so that a fill takes a while
+        stopped = cluster.add_server()
+        wait_until(lambda: status(cluster).filling > 0, "it is not filled")
+        time.sleep(rng.uniform(0, 0.2))  # some moment of it
+        os.kill(stopped.pid, signal.SIGSTOP)
+        os.kill(cluster.pid, signal.SIGKILL)
+        try:
+            wait_for_pushes(pushers, 20)
+            wait_until(lambda: whole(cluster, 1), "it was not given up")
+            wait_for_pushes(pushers, 20)
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
         wait_until(lambda: not stopped.alive, "it was given up and goes on")
