@@ -10,6 +10,7 @@ import pytest
 
 from shoal.errors import BadInput
 from shoal.launch.board import Board
+from shoal.train.ledger_report import PassReport, Usage
 from shoal.train.progress import (
     DataUse,
     Progress,
@@ -18,6 +19,7 @@ from shoal.train.progress import (
     read_progress,
     write_data_before,
 )
+from shoal.train.share import Drawn
 
 
 @pytest.fixture
@@ -211,6 +213,62 @@ def test_passes_of_an_earlier_job_are_not_counted_again(job: Path) -> None:
     after = data.and_a_pass(3, 8, {1: 8}, 100).and_a_pass(4, 8, {1: 7, 2: 1}, 100)
     assert (after.passes, after.samples, after.before) == (2, 75 + 112, {})
     assert ProgressReport(job, rank=1).value.data is None
+
+
+class Passes:
+    """A ledger that says of each pass how many of ten units were done."""
+
+    def __init__(self, **done: int) -> None:
+        self.done, self.last = {int(name[1:]): units for name, units in done.items()}, 0
+
+    def find(self, epoch: int) -> PassReport | None:
+        if (done := self.done.get(epoch)) is None:
+            return None
+        return PassReport(epoch=epoch, units=10, done=done, used={0: 10 - done, 1: done}, by_rank={})
+
+
+def trained(job: Path, ledger: Passes, *loops: list[tuple[int, bool]]) -> int:
+    """The samples of a job of which each worker trained so many of a pass, and left it or came to its end."""
+    usages = []
+    for rank, loop in enumerate(loops):
+        report = ProgressReport(job, rank=rank)
+        usage = Usage(ledger, report, tells=rank == 0)  # type: ignore[arg-type]
+        for epoch, (samples, breaks) in enumerate(loop):
+            usage.drew([Drawn(None, epoch, 0, samples, 100)])  # type: ignore[arg-type]
+            report.update(samples=report.value.samples + samples, **usage.known)
+            usage.breaks(epoch) if breaks else usage.ends(epoch, 100)
+        usages.append(report)
+    for report in usages:
+        report.close()
+    board = Board(job, len(loops))
+    board.refresh()
+    return board.samples
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_what_one_trained_of_a_pass_that_it_left_and_others_ended_counts_once(job: Path, who: int) -> None:
+    loops = [[(70, False), (50, False)], [(70, False), (50, False)]]
+    loops[who][0] = (30, True)
+    assert trained(job, Passes(p0=10, p1=10), *loops) == 200
+
+
+def test_what_is_left_for_good_counts_though_others_end_it(job: Path) -> None:
+    assert trained(job, Passes(p0=10), [(70, False)], [(30, True)]) == 100
+
+
+def test_a_pass_that_all_left_counts_as_they_say(job: Path) -> None:
+    loop = [(10, True), (50, False)]
+    assert trained(job, Passes(p0=2, p1=10), loop, loop) == 120
+
+
+def test_jobs_that_leave_every_pass_count_as_they_say(job: Path) -> None:
+    report = ProgressReport(job, rank=0)
+    usage = Usage(Passes(), report, tells=True)  # type: ignore[arg-type]
+    for epoch in range(100):
+        usage.drew([Drawn(None, epoch, 0, 5, 100)])  # type: ignore[arg-type]
+        usage.breaks(epoch)
+    assert len(usage.known["open"]) <= 9
+    report.close()
 
 
 def test_a_job_that_finds_all_trained_says_so(job: Path) -> None:

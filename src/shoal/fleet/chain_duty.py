@@ -132,6 +132,7 @@ class ChainDuty:
         except _core.CoreError as failure:
             error = str(failure)
             _log.warning("filling server %d with shard %d: %s", order.target, order.shard, error)
+            threading.Event().wait(_PAUSE_S)  # it is ordered again at once, also while the target is dead
         done = Filled(
             number=order.number, shard=order.shard, term=order.term, target=order.target, error=error
         )

@@ -14,7 +14,7 @@ from shoal.errors import BadInput
 from shoal.store.client import Client
 from shoal.store.rounds import Rounds
 from shoal.store.table import Table
-from shoal.train.progress import DataUse, ProgressReport
+from shoal.train.progress import PASSES_A_LOADER, DataUse, ProgressReport
 from shoal.train.share import Drawn
 
 
@@ -38,6 +38,7 @@ class PassReport:
         return f"pass {self.epoch}: {self.done} of {self.units} units done ({how})"
 
 
+_KEPT = 8  # passes, by the ledger
 # The ledger knows nothing of streams: how many batches each worker has seen and used lies in a table.
 _STREAMS, _RANKS = "shoal.streams", 1 << 12
 _EXACT = 1 << 24  # whole numbers up to here are exact in a float32
@@ -56,7 +57,7 @@ class LedgerReport:
         if (report := self.find(epoch)) is None:
             raise BadInput(
                 f"the ledger knows nothing of pass {epoch}: it was never begun, or is forgotten (the latest "
-                f"8 are kept). The one that ended last is {self.last}"
+                f"{_KEPT} are kept). The one that ended last is {self.last}"
             )
         return report
 
@@ -110,16 +111,31 @@ class Usage:
         return {"ended": self._ended, "open": dict(self._open)}
 
     def ends(self, epoch: int, samples: int | None) -> None:
-        """A pass of so many samples, if that is known, is over everywhere."""
+        """A pass of so many samples, if that is known, is over everywhere, and so are those before it."""
         self._ledger.last = epoch
-        own = self._open.pop(epoch, 0)
+        for left in self._left_before(epoch):
+            self._is_over(left, samples, broken=True)
+        self._is_over(epoch, samples)
+
+    def _is_over(self, epoch: int, samples: int | None, *, broken: bool = False) -> None:
+        own, so_far = self._open.pop(epoch, 0), self._progress.value.data or DataUse()
+        tells = self._tells and not so_far.has(epoch)
+        ended = self._ledger.find(epoch) if tells or broken else None
+        if broken and (ended is None or ended.done < ended.units):  # by all: what was trained stays our word
+            self._progress.update(**self.known)
+            return
         self._ended += own if samples else 0
         said = dict(self.known)
-        so_far = self._progress.value.data or DataUse()
-        if self._tells and not so_far.has(epoch) and (ended := self._ledger.find(epoch)):
+        if tells and ended:
             said["data"] = so_far.and_a_pass(epoch, ended.units, ended.used, samples)
         self._progress.update(**said)
 
     def breaks(self, epoch: int) -> None:
-        """The loop leaves a pass, which then never ends: what was trained of it stays this worker's word."""
-        self._open.pop(epoch, None)
+        """The loop leaves a pass. Whether others end it is known when a later one has ended everywhere."""
+        self._open.setdefault(epoch, 0)
+        for left in self._left_before(epoch - _KEPT):
+            del self._open[left]
+
+    def _left_before(self, epoch: int) -> list[int]:
+        loader = epoch // PASSES_A_LOADER
+        return sorted(one for one in self._open if one < epoch and one // PASSES_A_LOADER == loader)
