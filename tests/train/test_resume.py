@@ -302,33 +302,102 @@ def test_a_checkpoint_of_other_optimizers_is_refused_with_all_of_them(tmp_path: 
     assert str(found.value).count("optimizer is ('sgd',)") == 7
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp", "average:2", "allreduce"])
+LOADED = ["bsp", "asp", "average:2", "allreduce"]
+
+
+def pretrained(model: torch.nn.Module) -> dict[str, Any]:
+    """Something that the model is not, from which it learns."""
+    here = {key: one for key, one in model.state_dict().items() if "weight." not in key}
+    state = {
+        key: torch.linspace(1, 2, one.numel()).to(one.dtype).view(one.shape) for key, one in here.items()
+    }
+    keys, rows = torch.arange(IDS), torch.linspace(-1, 1, 4 * IDS).sin().view(IDS, 4)
+    return {**state, "emb.weight.keys": keys, "emb.weight.values": rows}
+
+
+def trains_what_it_loads(worker: Worker, url: Path, *, divide: bool, by_client: bool = False) -> Any:
+    """The model when it was prepared, when it has loaded a pretrained one, and in the end."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    data = DataLoader(TensorDataset(torch.arange(SAMPLES) % IDS, torch.rand(SAMPLES)), batch_size=BATCH)
+    model, optimizer, loader = worker.prepare(model, optimizer, data, split=divide)
+    found = [values(model, optimizer)]
+    model.load_state_dict(pretrained(model))
+    found.append(values(model, optimizer))
+    for ids, target in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(ids), target).backward()
+        optimizer.step()
+    worker.client.save(str(url)) if by_client else worker.save(str(url))
+    found.append(values(model, optimizer))
+    model.load_state_dict(pretrained(model))  # the best one, to be judged
+    return [*found, values(model, optimizer)]
+
+
+def momenta(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    state = optimizer.state_dict()["state"]
+    return {str(index): one["momentum_buffer"].clone() for index, one in state.items()}
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [name for name in one if not torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name]))]
+
+
+@pytest.mark.parametrize("sync", LOADED)
+@pytest.mark.parametrize("divide", [True, False])
 def test_what_a_script_loads_to_begin_with_is_not_loaded_again(
-    tmp_path: Path, sync: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, sync: str, divide: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It starts from a pretrained model; when it goes on from a checkpoint it has something better."""
 
-    def script(worker: Worker) -> tuple[dict[str, Any], dict[str, Any]]:
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        data = TensorDataset(torch.arange(SAMPLES) % IDS, torch.rand(SAMPLES))
-        model, optimizer, loader = worker.prepare(model, optimizer, DataLoader(data, batch_size=BATCH))
-        pretrained = {key: one.clone() for key, one in model.state_dict().items() if "weight." not in key}
-        pretrained = {key: torch.zeros_like(one) for key, one in pretrained.items()}
-        rows = {"emb.weight.keys": torch.arange(IDS), "emb.weight.values": torch.zeros(IDS, 4)}
-        model.load_state_dict({**pretrained, **rows})
-        before = values(model, optimizer)
-        for ids, target in loader:
+    def script(worker: Worker) -> Any:
+        return trains_what_it_loads(worker, tmp_path, divide=divide)
+
+    [(prepared, loaded, trained, best)] = run_workers(1, script, sync)
+    assert len(differing(prepared, loaded)) > 5
+    moved = {"rows", "norm.running_mean", "hidden.weight", "norm.weight"} & trained.keys()
+    assert moved <= set(differing(loaded, trained))
+    again = run_workers(1, script, sync, resume=str(tmp_path))[0]
+    assert differing(again[0], trained) == []
+    assert differing(again[1], trained) == []
+    assert caplog.text.count("load_state_dict is passed over") == 1
+    # What it loads when it has trained, or all was trained, is loaded.
+    weights = [name for name in best if name in dict(Net().named_parameters())]
+    assert differing({name: best[name] for name in weights}, again[3]) == []
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_what_a_script_loads_is_passed_over_without_any_workers_state(tmp_path: Path, sync: str) -> None:
+    def script(worker: Worker) -> Any:
+        return trains_what_it_loads(worker, tmp_path, divide=True, by_client=True)
+
+    [(*_, trained, _)] = run_workers(1, script, sync)
+    again = run_workers(1, script, sync, resume=str(tmp_path))[0]
+    dense = [name for name, _ in Net().named_parameters() if name != "emb.weight"]
+    assert differing({name: trained[name] for name in dense}, again[1]) == []
+
+
+def test_momentum_that_lies_on_the_worker_is_not_loaded_again(tmp_path: Path) -> None:
+    def script(worker: Worker) -> Any:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        loader = DataLoader(TensorDataset(torch.ones(32, 1)), batch_size=8)
+        model, optimizer, loader = worker.prepare(model, optimizer, loader)
+        state = {
+            index: {"momentum_buffer": torch.full_like(p, 5)} for index, p in enumerate(model.parameters())
+        }
+        before = momenta(optimizer)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        after = momenta(optimizer)
+        for (x,) in loader:
             optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(ids), target).backward()
+            model(x).mean().backward()
             optimizer.step()
         worker.save(str(tmp_path))
-        return before, values(model, optimizer)
+        return before, after, momenta(optimizer)
 
-    [(_, trained)] = run_workers(1, script, sync)
-    assert trained["out.bias"].any()
-    [(again, _)] = run_workers(1, script, sync, resume=str(tmp_path))
-    names = [name for name in trained if name.startswith(("hidden", "out", "rows"))]
-    for name in names:
-        torch.testing.assert_close(again[name], trained[name], rtol=0, atol=0, msg=name)
-    assert "load_state_dict is passed over" in caplog.text
+    [(before, after, trained)] = run_workers(1, script, "allreduce")
+    assert not before
+    assert all((one == 5).all() for one in after.values())
+    [(_, again, _)] = run_workers(1, script, "allreduce", resume=str(tmp_path))
+    assert differing(again, trained) == []

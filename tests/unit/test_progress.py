@@ -261,6 +261,10 @@ def test_a_pass_that_all_left_counts_as_they_say(job: Path) -> None:
     assert trained(job, Passes(p0=2, p1=10), loop, loop) == 120
 
 
+def test_what_one_trained_that_is_gone_counts_though_others_end_a_later_pass(job: Path) -> None:
+    assert trained(job, Passes(p0=4, p1=10), [(20, True), (100, False)], [(20, True)]) == 140
+
+
 def test_jobs_that_leave_every_pass_count_as_they_say(job: Path) -> None:
     report = ProgressReport(job, rank=0)
     usage = Usage(Passes(), report, tells=True)  # type: ignore[arg-type]

@@ -204,8 +204,8 @@ class _Job:
     def _stop_workers(self, then: Callable[[], None]) -> None:
         """Kill all of them, which is no death of theirs; `then`: they are gone."""
         self._when_stopped = then
-        self._restarting.clear()
-        self._evicted.clear()
+        for ranks in (self._restarting, self._evicted, self._leaving):
+            ranks.clear()
         clocks = [view.progress.clock if view.progress else 0 for view in self._board.views]
         self._event(f"the workers are stopped; their clocks were at {', '.join(map(str, clocks))}")
         self._crew.kill()
@@ -263,7 +263,8 @@ class _Job:
             self._evict(worker.rank, dismissed=True)
             self._forget(worker.rank)
             return
-        if self._leaving.pop(worker.rank, None) is not None:  # it was too many, and its rank is wanted again
+        # It was too many, and its rank is wanted again; unless it had come to its end before it was told.
+        if self._leaving.pop(worker.rank, None) is not None and not (view.left and worker.code == 0):
             self._evict(worker.rank)
             self._evicted.discard(worker.rank)
             self._restarting.add(worker.rank)
@@ -378,9 +379,9 @@ class _Job:
             self._report(f"cannot go on with {counted(servers, 'server')}: {error}")
 
     def _scaled(self, role: str, size: int) -> str:
-        before = self._record.sizes[role]
-        self._record = msgspec.structs.replace(self._record, sizes={**self._record.sizes, role: size})
-        return f"scaled from {before} to {counted(size, role.removesuffix('s'))}"
+        sizes = self._record.sizes
+        self._record = msgspec.structs.replace(self._record, sizes={**sizes, role: size})
+        return f"scaled from {sizes[role]} to {counted(size, role.removesuffix('s'))}"
 
     def _forget(self, rank: int) -> None:
         """A worker has ended that the job needs no more."""
@@ -450,9 +451,9 @@ class _Job:
         self._warned = True
 
     def _end_workers(self, now: float) -> None:
+        assert self._verdict.ending is not None
         if self._kill_at is None:
             self._kill_at = now + _TERMINATE_S
-            assert self._verdict.ending is not None
             self._screen.note(self._verdict.ending.sentence, "red")
             for worker in self._workers.values():
                 worker.terminate()
@@ -461,11 +462,10 @@ class _Job:
 
     def _worker_gone(self, worker: Worker) -> None:
         """It is reaped, with all that it had started."""
-        ending = self._verdict.ending
         self._last_words[worker.rank] = worker.tail.reason()
         if worker.rank in self._restarting:
             self._restarting.remove(worker.rank)
-            if ending is None:
+            if self._verdict.ending is None and worker.rank < self._options.workers:
                 self._start_worker(worker.rank)
                 self._write_record()
 

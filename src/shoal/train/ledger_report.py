@@ -121,14 +121,14 @@ class Usage:
         own, so_far = self._open.pop(epoch, 0), self._progress.value.data or DataUse()
         tells = self._tells and not so_far.has(epoch)
         ended = self._ledger.find(epoch) if tells or broken else None
-        if broken and (ended is None or ended.done < ended.units):  # by all: what was trained stays our word
-            self._progress.update(**self.known)
-            return
-        self._ended += own if samples else 0
-        said = dict(self.known)
-        if tells and ended:
-            said["data"] = so_far.and_a_pass(epoch, ended.units, ended.used, samples)
-        self._progress.update(**said)
+        said: dict[str, Any] = {}
+        if broken and (ended is None or ended.done < ended.units):  # what was trained stays the workers' word
+            said = {"data": so_far.and_left(epoch)} if tells else {}
+        else:
+            self._ended += own if samples else 0
+            if tells and ended:
+                said = {"data": so_far.and_a_pass(epoch, ended.units, ended.used, samples)}
+        self._progress.update(**self.known, **said)
 
     def breaks(self, epoch: int) -> None:
         """The loop leaves a pass. Whether others end it is known when a later one has ended everywhere."""

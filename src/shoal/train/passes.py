@@ -353,13 +353,7 @@ class Passes:
             while True:
                 assert worker.board is not None
                 said = (worker.board.note(0, self._topic + TOPICS - 1) or "-1 0 nothing 0 0").split()
-                run, at, does, steps, optimizer = (
-                    int(said[0]),
-                    int(said[1]),
-                    said[2],
-                    int(said[3]),
-                    int(said[4]),
-                )
+                does, (run, at, steps, optimizer) = said[2], (int(said[i]) for i in (0, 1, 3, 4))
                 here = (run, at) == (self._run, row)
                 if here and steps > made:
                     self._told = does
@@ -436,6 +430,7 @@ class Passes:
             self._on_over(epoch)
 
     def _on_over(self, epoch: int) -> None:
+        self._worker.resumed.trains()
         self._worker.epoch = max(self._worker.epoch, epoch + 1)
 
     def _finish(self, epoch: int) -> bool:

@@ -20,6 +20,7 @@ from shoal.sync import Gradient, GradientSum, Policy
 from shoal.train.at_servers import AtServers
 from shoal.train.batch_rows import BatchKeys, BatchRows, check_prefetch
 from shoal.train.blocks import Blocks, Downpour, Elastic
+from shoal.train.loading import watch_loading
 from shoal.train.on_workers import AllReduce, Gossip, Hogwild
 from shoal.train.parameters import LINES_MAX, Stepped, TableUse, described, names, survey
 from shoal.train.passes import Passes
@@ -139,7 +140,7 @@ def _prepare_training(
         _hook(worker, worker.strategy, one)
         worker.optimizers.append(one.optimizer)
     for module in (module for model in models for module in model.modules()):
-        module.register_load_state_dict_post_hook(_Loaded(worker))  # type: ignore[no-untyped-call]
+        watch_loading(worker, module)
         if isinstance(module, TableModule):
             module.assign_by = worker.strategy.assign_once
     worker.models += models
@@ -176,20 +177,6 @@ def _agree_on_model(worker: Worker, described: list[str]) -> None:
             "\n".join([f"workers {worker.rank} and {rank} have prepared different models:", *shown])
             + "\nBuild the same model with the same optimizer on every worker"
         )
-
-
-class _Loaded:
-    """The hook of a module whose parameters the job knows; that of a copy or a pickle knows no job."""
-
-    def __init__(self, worker: Worker | None = None) -> None:
-        self._worker = worker
-
-    def __call__(self, module: torch.nn.Module, keys: Any) -> None:
-        if self._worker is not None and self._worker.strategy is not None:
-            self._worker.strategy.loaded(module)
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return _Loaded, ()
 
 
 def _bind_tables(worker: Worker, models: list[torch.nn.Module], stepped: list[Stepped]) -> None:
@@ -283,12 +270,18 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
         one.show_gradients()
         worker.stepped()
 
+    def loads(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
+        if one.restores or not worker.resumed.passes_over:
+            return None
+        return {**state, "state": optimizer.state_dict()["state"]}  # hyper-parameters are the script's
+
     def loaded(optimizer: torch.optim.Optimizer) -> None:
         if strategy.policy.dense_home == "server" and one.dense and not one.restores:
             check_fresh(optimizer, strategy.policy)
 
     loaded(one.optimizer)
     one.settings = settings_of(one.optimizer)
+    one.optimizer.register_load_state_dict_pre_hook(loads)
     one.optimizer.register_load_state_dict_post_hook(loaded)
     # Lets GradScaler call step also where a gradient is not finite, and tell us instead of skipping it.
     one.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]

@@ -27,6 +27,7 @@ _EVERY_S = 1.0
 # Samples per second are those of about this long; of less than the second nothing can be said.
 _WINDOW_S, _SHORTEST_S = 10.0, 0.5
 METRICS_MAX = 64
+_LEFT_MAX = 64
 # The state of a worker whose script does something else, such as evaluate; from its next step on it trains.
 BETWEEN_PASSES = "between passes"
 # Loaders have passes of their own: the n-th loader's pass e is pass n * this + e of the ledger.
@@ -48,10 +49,17 @@ class DataUse(msgspec.Struct, frozen=True, kw_only=True):
     before: dict[int, float] = {}
     # The last pass of each loader, whose first one is a multiple of PASSES_A_LOADER.
     last: tuple[int, ...] = ()
+    # Passes before those that all workers left: the last of them.
+    left: tuple[int, ...] = ()
 
     def has(self, epoch: int) -> bool:
         """Whether the pass is among them."""
-        return any(last >= epoch and _loader(last) == _loader(epoch) for last in self.last)
+        past = any(last >= epoch and _loader(last) == _loader(epoch) for last in self.last)
+        return past and epoch not in self.left
+
+    def and_left(self, epoch: int) -> DataUse:
+        """With a pass that nobody came to the end of."""
+        return msgspec.structs.replace(self, left=(*self.left, epoch)[-_LEFT_MAX:])
 
     def and_a_pass(self, epoch: int, units: int, used: Mapping[int, int], samples: int | None) -> DataUse:
         """With one more pass: `used` says how many of its units were used how often."""
@@ -65,6 +73,7 @@ class DataUse(msgspec.Struct, frozen=True, kw_only=True):
             samples=self.samples + max(0, round((samples or 0) * done)),
             before=before,
             last=(*(last for last in self.last if _loader(last) != _loader(epoch)), epoch),
+            left=self.left,
         )
 
     def __str__(self) -> str:

@@ -47,7 +47,6 @@ class Strategy(ABC):
         self.stepped: list[Stepped] = []
         self.tensors: dict[int, Tensor] = {}  # by id of the parameter
         self.batch_rows: list[BatchRows] = []  # told of what is pushed
-        self._passed_over = False
         self._marks: dict[int, tuple[int, int | None]] = {}  # of parameters, as Shoal left them
 
     @property
@@ -141,11 +140,13 @@ class Strategy(ABC):
 
     def loaded(self, module: torch.nn.Module) -> None:
         """`load_state_dict` gave this module other values: worker 0's are everybody's from now on."""
-        if self._goes_on() and self.worker.taken_back is not None:
-            self.worker.taken_back.values(self.stepped, 0)
         own = {id(parameter) for parameter in module.parameters(recurse=False)} & self.tensors.keys()
         dense = [entry for entry in self.dense if id(entry.parameter) in own]
         if not dense:
+            return
+        if self.worker.resumed.passes_over:  # it has what it had, written anew
+            self.assign_once(lambda: None)
+            self.mark(dense)
             return
         self.drop(dense)
         self.assign_once(lambda: self.assign(dense))
@@ -154,19 +155,10 @@ class Strategy(ABC):
     def assign_once(self, assign: Callable[[], None]) -> None:
         """All workers are here: worker 0 assigns, unless an earlier life of it has done so."""
         self.worker.barrier()  # steps that others still make are of before
-        if self.worker.rank == 0 and not self._goes_on() and self.worker.comes_first():
+        if self.worker.rank == 0 and not self.worker.resumed.passes_over and self.worker.comes_first():
             assign()
         self.worker.barrier()
         self.forget_rows()
-
-    def _goes_on(self) -> bool:
-        """From a checkpoint: what a script loads before its first pass is older than that."""
-        taken = self.worker.taken_back
-        if taken is not None and self.worker.rank == 0 and not self._passed_over:
-            self._passed_over = True
-            said = "load_state_dict is passed over: this job goes on from checkpoint %s"
-            _log.warning(said, taken.checkpoint)
-        return taken is not None
 
     def forget_rows(self) -> None:
         """Rows have other values than by this worker's pushes: what was pulled ahead is out of date."""

@@ -37,9 +37,12 @@ class TakenBack:
         self.checkpoint = checkpoint
         self.word: str = state["word"]
         self.own = own
-        steps, schedules = state["made"]
-        self.made = (steps, Schedules(schedules))
         self._state = state
+
+    def made_before(self, steps: int) -> tuple[int, Schedules]:
+        """The steps that the worker had made (these, if it is another's state), and where schedules were."""
+        made, schedules = self._state["made"]
+        return made if self.own else steps, Schedules(schedules)
 
     def values(self, stepped: Sequence[Stepped], since: int) -> None:
         """Parameters as they were: for a sync word that finds them nowhere else."""
@@ -71,8 +74,10 @@ class TakenBack:
             set_random_state(self._state["random"])
 
 
-def _read(worker: Worker, checkpoint: str) -> TakenBack | None:
+def read_state(worker: Worker, checkpoint: str) -> TakenBack | None:
     """What this worker takes from a checkpoint (URL/NAME): its own state, or that of the lowest rank."""
+    if not checkpoint:
+        return None
     place, name = split(checkpoint)
     assert name is not None
     home = worker.policy.dense_home
@@ -89,19 +94,19 @@ def _read(worker: Worker, checkpoint: str) -> TakenBack | None:
     return TakenBack(checkpoint, from_bytes(data), state.rank == worker.rank)
 
 
-def find_restored(worker: Worker) -> TakenBack | None:
-    """What a worker goes on with that joins a job whose clocks are those of a checkpoint. None for a later
+def goes_on_from(worker: Worker) -> str:
+    """The checkpoint (URL/NAME) whose clocks are those of the job that this worker joins. None for a later
     life of its rank, which begins as any that replaces another.
     """
     restored = _restored(worker)
     if not restored:
-        return None
+        return ""
     place, name = split(restored)
     clocks = manifest_.find(place, name or "").clocks
     begins = set(clocks[worker.rank : worker.rank + 1])
     if len(clocks) != worker.world_size or worker.policy.clock.meets:
         begins.add(max(clocks))  # all begin where the first was
-    return _read(worker, restored) if worker.step in begins else None
+    return restored if worker.step in begins else ""
 
 
 def _restored(worker: Worker) -> str:
@@ -179,7 +184,7 @@ def load(worker: Worker, url: str) -> str:
         worker.strategy.forget_rows()
         worker.strategy.refresh()
         worker.fixed.refresh()
-        if (found := _read(worker, f"{split(url)[0].url}/{name}")) is not None:
+        if (found := read_state(worker, f"{split(url)[0].url}/{name}")) is not None:
             found.take(worker)
         worker.barrier()
     return name

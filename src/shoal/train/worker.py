@@ -29,13 +29,14 @@ from shoal.train.history import History
 from shoal.train.kept_state import KeptState
 from shoal.train.ledger_report import LedgerReport, Usage
 from shoal.train.lives import Lives
+from shoal.train.loading import Resumed
 from shoal.train.means import Means
 from shoal.train.noticeboard import Noticeboard
 from shoal.train.progress import ProgressReport, read_trust
 from shoal.train.schedules import Schedules
 from shoal.train.share import UNKNOWN, Drawn, Share
 from shoal.train.straggler import Straggler
-from shoal.train.taken_back import find_restored, load, save
+from shoal.train.taken_back import goes_on_from, load, read_state, save
 from shoal.train.waits import WAIT_S, Waits
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ class Worker:
         self.rounds = Rounds(client, rank, world_size)
         self.step = enter(self.rounds, policy, self.board, back=job is not None)
         self.clock = self.step  # as the servers have it: of the steps that are finished
-        self.epoch = 0
-        self.state = KeptState(self)
-        self.taken_back = find_restored(self) if self.step else None  # from a checkpoint
+        self.epoch, self.state = 0, KeptState(self)
+        self.resumed = Resumed(goes_on_from(self) if self.step else "", tells=rank == 0)
+        self.taken_back = read_state(self, self.resumed.checkpoint)
         self.cut_state: CutState | None = None
         if self.step:  # in the place of another, or from a checkpoint
             self.state.bring_back()
@@ -117,8 +118,7 @@ class Worker:
         self._left = False  # whether the loop that drew was left by a `break`
         self.schedules = Schedules()
         if self.taken_back is not None:
-            made, self.schedules = self.taken_back.made
-            self.steps_made = made if self.taken_back.own else self.steps_made
+            self.steps_made, self.schedules = self.taken_back.made_before(self.steps_made)
         self.schedules.joins(self)
         self._steps_before = self.steps_made - self.progress.value.step  # of the job before: not told of
         self._staleness_at, self.lives = monotonic(), Lives(self)
@@ -147,6 +147,7 @@ class Worker:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The passes that are still to be made: a worker that is started again does not train one twice."""
+        self.resumed.trains()
         self.epoch = max([self.epoch, *(passes.begins for passes in self.passes)])
         for passes in self.passes:
             passes.loader.set_epoch(max(self.epoch, passes.loader.epoch))
@@ -418,8 +419,8 @@ class Worker:
             self.heed()
             seen = self.rounds.state()["staleness"]
             known["staleness"] = seen["sum"] / seen["count"] if seen["count"] else None
-        known["waited_s"] = self.waited_s
-        self.progress.update(**known, **self.usage.known, epoch=self.epoch, state="training", waiting_for=())
+        known.update(self.usage.known, waited_s=self.waited_s, epoch=self.epoch)
+        self.progress.update(**known, state="training", waiting_for=())
 
     def heed(self) -> None:
         """Learn what the supervisor lets this worker count for by now."""
@@ -428,10 +429,9 @@ class Worker:
 
     def resized(self, workers: int) -> None:
         """A pass is cut for so many workers from now on: the job has grown or become smaller."""
-        if workers == self.world_size:
-            return
-        self.world_size = self.rounds.workers = workers
-        self.board = self.notes
+        if workers != self.world_size:
+            self.world_size = self.rounds.workers = workers
+            self.board = self.notes
 
     @cached_property  # an own store has no such table until it is needed
     def notes(self) -> Noticeboard:
@@ -472,6 +472,7 @@ class Worker:
     def stepping(self) -> None:
         """An optimizer is about to step; not every word asks the servers then."""
         self.steps_made += 1
+        self.resumed.trains()
         if self.cut_state is not None:
             self.cut_state.enters()
         if self.straggler is not None:

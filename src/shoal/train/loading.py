@@ -1,0 +1,70 @@
+"""What `load_state_dict` does to a prepared model: worker 0's values are everybody's, as its strategy has it.
+
+A job that goes on from a checkpoint passes over what its script loads to begin with, a pretrained model: it
+has something better. That ends when it trains, or finds that all is trained.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shoal.nn.module import TableModule
+
+if TYPE_CHECKING:
+    from shoal.train.worker import Worker
+
+_log = logging.getLogger("shoal.worker")
+
+
+class Resumed:
+    """The checkpoint that a worker goes on from, if any, until it trains."""
+
+    def __init__(self, checkpoint: str, *, tells: bool) -> None:
+        self.checkpoint, self._tells = checkpoint, tells
+
+    def trains(self) -> None:
+        """What is loaded from here on is of the job that goes on."""
+        self.checkpoint = ""
+
+    @property
+    def passes_over(self) -> bool:
+        """Whether what is loaded now is older than what the job has."""
+        if self.checkpoint and self._tells:
+            self._tells = False
+            said = "load_state_dict is passed over: this job goes on from checkpoint %s"
+            _log.warning(said, self.checkpoint)
+        return bool(self.checkpoint)
+
+
+class _Hook:
+    """Of a module whose parameters the job knows; that of a copy or a pickle knows no job."""
+
+    def __init__(self, worker: Worker | None = None) -> None:
+        self._worker = worker
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()
+
+
+class _Loads(_Hook):
+    def __call__(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        # The rows of tables are the strategy's affair.
+        if self._worker is None or isinstance(module, TableModule) or not self._worker.resumed.passes_over:
+            return
+        own = {f"{prefix}{name}": one for name, one in {**module._parameters, **module._buffers}.items()}
+        state.update({name: one for name, one in own.items() if name in state and one is not None})
+
+
+class _Loaded(_Hook):
+    def __call__(self, module: torch.nn.Module, keys: Any) -> None:
+        if self._worker is not None and self._worker.strategy is not None:
+            self._worker.strategy.loaded(module)
+
+
+def watch_loading(worker: Worker, module: torch.nn.Module) -> None:
+    """From now on `worker` hears of what is loaded into this module, and not into those within it."""
+    module.register_load_state_dict_pre_hook(_Loads(worker))  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_post_hook(_Loaded(worker))  # type: ignore[no-untyped-call]
