@@ -1,6 +1,6 @@
 """Samples of a run, what is required of them, and the table that says whether it was met.
 
-A verdict compares medians; the spread beside each is (max - min) / median over the repetitions.
+A verdict compares medians, but for what must hold always; the spread beside each is (max - min) / median over the repetitions.
 """
 
 import statistics
@@ -28,6 +28,7 @@ class Line:
     lower_is_better: bool = False
     needs: tuple[Need, ...] = ()
     bar: float | None = None  # an absolute bound, in `unit`; the verdict says whether it is kept
+    always: bool = False  # by each repetition, and not by their median
     goal: str = ""
     limit: str | None = None  # the metric of the machine's bound, in the same unit as this one
 
@@ -48,6 +49,9 @@ class Book:
     def median(self, metric: str, contender: str) -> float | None:
         values = self.samples.get(metric, {}).get(contender)
         return statistics.median(values) if values else None
+
+    def worst(self, metric: str, contender: str, lower_is_better: bool) -> float:
+        return (max if lower_is_better else min)(self.samples[metric][contender])
 
     def spread(self, metric: str, contender: str) -> float:
         values = self.samples[metric][contender]
@@ -71,7 +75,8 @@ def table_rows(book: Book, lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
         ours = book.median(line.metric, subject) if subject else None
         head = (line.metric, *_figure(book, line, subject))
         tail = (line.goal, _share(book, line, subject))
-        rows = [("", "", *cells) for cells in _bar_cells(line, ours)]
+        worst = book.worst(line.metric, subject, line.lower_is_better) if subject and line.always else ours
+        rows = [("", "", *cells) for cells in _bar_cells(line, worst)]
         rows += [(*_figure(book, line, peer), *cells) for peer, cells in _peer_cells(book, line, ours)]
         for i, row in enumerate(rows or [("", "", "", "", "")]):
             first = head if i == 0 else ("", "", "")
@@ -82,7 +87,12 @@ def _bar_cells(line: Line, ours: float | None) -> Iterator[tuple[str, str, str]]
     if line.bar is not None:
         sign = "<=" if line.lower_is_better else ">="
         kept = ours is not None and (ours / line.scale <= line.bar) == line.lower_is_better
-        yield "", f"{sign} {line.bar:g} {line.unit}", "-" if ours is None else ("PASS" if kept else "MISS")
+        always = f", at worst {ours / line.scale:.4g}" if line.always and ours is not None else ""
+        yield (
+            "",
+            f"{sign} {line.bar:g} {line.unit}{always}",
+            "-" if ours is None else ("PASS" if kept else "MISS"),
+        )
 
 
 def _peer_cells(

@@ -93,7 +93,9 @@ def lines() -> list[Line]:
     auto = (Shoal("auto").name,)
     return [
         Line(metric=KEPT, subjects=auto, unit="x", bar=0.7),
-        Line(metric=STALL, subjects=auto, unit="ms", scale=1e-3, lower_is_better=True, bar=100.0),
+        Line(
+            metric=STALL, subjects=auto, unit="ms", scale=1e-3, lower_is_better=True, bar=100.0, always=True
+        ),
         Line(metric=BEFORE, subjects=auto, unit="ms", scale=1e-3, lower_is_better=True),
         Line(metric=SPEED, subjects=auto, unit="MB/s", scale=1e6, limit=DISK),
         Line(metric=DISK, subjects=auto, unit="MB/s", scale=1e6),

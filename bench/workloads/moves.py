@@ -89,7 +89,7 @@ def lines() -> list[Line]:
     ms = {"unit": "ms", "scale": 1e-3, "lower_is_better": True}
     return [
         Line(metric=BEFORE, subjects=auto, **ms),
-        *(Line(metric=metric, subjects=auto, bar=50.0, **ms) for metric in PAUSE.values()),
+        *(Line(metric=metric, subjects=auto, bar=50.0, always=True, **ms) for metric in PAUSE.values()),
         *(Line(metric=metric, subjects=auto, **ms) for metric in TAIL.values()),
         *(Line(metric=metric, subjects=auto, unit="/s") for metric in SECONDS.values()),
     ]

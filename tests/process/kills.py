@@ -35,6 +35,8 @@ UNCOUNTED = ("dcasgd:0.5", "easgd:2", "gossip", "hogwild")
 SAVING_WORDS = ("bsp", "asp")
 # Longer than a lease. Who is then given up wakes as one that is not wanted any more.
 STOPPED_S = 3.0
+# By then steps go on, on a machine that is busy with other jobs: a start of Python and torch is in some.
+LIMITS_S = {"worker": 60.0, "server": 15.0, "coordinator": 10.0, "supervisor": 60.0}
 # Steps that others had finished before they could miss anybody.
 ON_THEIR_WAY = 2
 
@@ -172,6 +174,7 @@ def results(out: Path) -> list[dict[str, Any]]:
 def check(fault: Fault, outcome: Outcome) -> None:
     """What must hold: nothing is lost, and where no worker died nothing counts twice."""
     assert outcome.code == 0, outcome.said
+    assert outcome.seconds < LIMITS_S[fault.role], f"no step for {outcome.seconds:.1f} s"
     for found in outcome.found:
         rows, units = found["rows"], SAMPLES // BATCH * 2
         for used in found["used"]:

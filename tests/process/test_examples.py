@@ -92,7 +92,7 @@ def test_the_demo_kills_a_server_and_a_worker_and_its_verdict_is_good(tmp_path: 
     (text,) = run([str(EXAMPLES / "demo.py"), *options], cwd=tmp_path, timeout=900)
     assert "KILL -9 of server 0" in text
     assert "KILL -9 of worker 1" in text
-    assert re.search(r"and \S+% where processes were killed: good", text), text
+    assert re.search(r"\S+% from Shoal's without kills: good", text), text
 
 
 def criteo_file(path: Path, lines: int) -> None:

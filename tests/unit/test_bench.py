@@ -38,3 +38,11 @@ def test_a_save_is_shown_as_a_share_of_what_the_disk_takes() -> None:
         book.add(metric, "shoal auto", value)
     shares = {row[0]: row[8] for row in table_rows(book, checkpoint.lines())}
     assert shares[checkpoint.SPEED] == "25%"
+
+
+def test_what_must_hold_always_is_judged_by_the_worst_repetition() -> None:
+    book = Book()
+    for seconds in (0.01, 0.3, 0.01):
+        book.add(checkpoint.STALL, "shoal auto", seconds)
+    (row,) = [row for row in table_rows(book, checkpoint.lines()) if row[0] == checkpoint.STALL]
+    assert (row[6], row[9]) == ("<= 100 ms, at worst 300", "MISS")
