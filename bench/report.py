@@ -1,6 +1,7 @@
 """Samples of a run, what is required of them, and the table that says whether it was met.
 
-A verdict compares medians, but for what must hold always; the spread beside each is (max - min) / median over the repetitions.
+A verdict compares medians, but for what must hold always. The spread beside each is (max - min) / median over
+the repetitions.
 """
 
 import statistics
