@@ -4,6 +4,8 @@ import json
 import os
 import random
 import signal
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,8 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from run_jobs import DEADLINE_S, Jobs, wait_until
+from stopping import stop
 
 import shoal
+from shoal.fleet.child import Child, stands_still
+from shoal.fleet.coordinator_keeper import CoordinatorKeeper
 from shoal.store.control import Address, ControlClient
 from shoal.store.messages import GetStatus, StatusInfo
 
@@ -212,21 +217,91 @@ def test_who_comes_while_it_is_away_waits_for_it_until_the_deadline() -> None:
             client.table("t", dim=1, optimizer=SGD)
 
 
+def killed_and_started_again(errors: str, pid: int) -> bool:
+    """In that order, as the job says it."""
+    said = [f"coordinator (pid {pid}) {how}" for how in ("stood still and was killed", "has ended and was")]
+    return -1 < errors.find(said[0]) < errors.find(said[1])
+
+
+def test_a_worker_that_dies_when_it_was_stopped_for_good_is_replaced(jobs: Jobs, tmp_path: Path) -> None:
+    with jobs.started("--servers", "2", DYING, str(tmp_path), "epochs", "hold:1") as process:
+        wait_until((tmp_path / "hold-1").exists)
+        first = jobs.record()["coordinator"]
+        stop(first)
+        os.kill(jobs.record()["workers"][1]["pid"], signal.SIGKILL)
+        (tmp_path / "go-1").touch()
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output + errors
+    assert killed_and_started_again(errors, first)
+    assert any("stood still and was killed" in event["text"] for event in jobs.record()["events"])
+    check(tmp_path, "bsp", 2)
+
+
 @pytest.mark.soak
-def test_a_server_that_dies_while_the_coordinator_stands_still_is_replaced(
-    jobs: Jobs, tmp_path: Path
-) -> None:
+def test_a_server_that_dies_when_it_was_stopped_for_good_is_replaced(jobs: Jobs, tmp_path: Path) -> None:
     sizes = ["--servers", "2", "--replicas", "1"]
     with jobs.started(*sizes, DYING, str(tmp_path), "epochs", "hold:1") as process:
         wait_until((tmp_path / "hold-1").exists)
-        os.kill(jobs.record()["coordinator"], signal.SIGSTOP)
-        began = time.monotonic()
+        first = jobs.record()["coordinator"]
+        stop(first)
         os.kill(jobs.record()["servers"][1]["pid"], signal.SIGKILL)
         wait_until(lambda: "does not answer: it is told later" in str(jobs.record()["events"]))
         (tmp_path / "go-1").touch()
-        time.sleep(max(0.0, began + 6.0 - time.monotonic()))
-        os.kill(jobs.record()["coordinator"], signal.SIGCONT)
         output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, output + errors
+    assert killed_and_started_again(errors, first)
     assert "the copies of its rows go on, and server 2 takes its place" in errors
     check(tmp_path, "bsp", 2)
+
+
+def test_who_comes_when_it_was_stopped_for_good_can_connect() -> None:
+    with shoal.LocalCluster() as cluster:
+        first = cluster.pid
+        stop(first)
+        with cluster.connect(timeout=DEADLINE_S) as client:
+            client.table("t", dim=1, optimizer=SGD).push(range(64), ONES)
+        assert cluster.pid != first
+
+
+@contextmanager
+def kept(directory: Path) -> Iterator[CoordinatorKeeper]:
+    """A process that does nothing, as if it were a coordinator."""
+
+    def start(index: int, descriptor: int) -> Child:
+        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # until its parent lets go of it
+        return Child("coordinator", process, directory / "log", time.monotonic())
+
+    with socket.socket() as listener, closing(CoordinatorKeeper(start, [listener])) as keeper:
+        yield keeper
+
+
+def test_one_that_stands_still_is_killed_after_five_seconds(tmp_path: Path) -> None:
+    with kept(tmp_path) as keeper:
+        (first,) = keeper.pids
+        stop(first)
+        assert not any(keeper.kill_still(now / 10) for now in range(0, 50, 3))
+        assert keeper.kill_still(5.0) == []
+        assert keeper.kill_still(6.1) == [first]
+        assert keeper.children[0].process.wait(DEADLINE_S) == -signal.SIGKILL
+        assert keeper.look() == [0]
+        assert not any(keeper.kill_still(now) for now in range(7, 30))
+
+
+def test_one_that_goes_on_in_time_is_not_killed(tmp_path: Path) -> None:
+    with kept(tmp_path) as keeper:
+        (first,) = keeper.pids
+        for now in range(0, 30, 5):
+            stop(first)
+            assert not any(keeper.kill_still(now + more) for more in range(4))
+            os.kill(first, signal.SIGCONT)
+            wait_until(lambda: not stands_still(first))
+            assert keeper.kill_still(now + 4) == []
+
+
+def test_who_slept_itself_kills_nobody_when_it_wakes(tmp_path: Path) -> None:
+    with kept(tmp_path) as keeper:
+        (first,) = keeper.pids
+        stop(first)
+        assert not any(keeper.kill_still(now) for now in range(5))
+        assert not any(keeper.kill_still(now) for now in range(3600, 3605))
+        assert keeper.kill_still(3605) == [first]

@@ -138,7 +138,8 @@ def test_the_leaders_of_both_may_die_together_and_nothing_is_lost(etcd: EtcdMemb
 def test_a_leader_that_sleeps_is_deposed_and_decides_nothing_when_it_wakes(
     etcd: EtcdMembers, tmp_path: Path
 ) -> None:
-    with shoal.LocalCluster(servers=2, coordinators=3, etcd=etcd.urls) as cluster:
+    # Nobody kills it for standing still.
+    with shoal.LocalCluster(servers=2, coordinators=3, etcd=etcd.urls, watch=False) as cluster:
         pusher = Pusher(cluster)
         first = pusher.leader()
         asleep = ControlClient(Address.parse(cluster.address), cluster.token)

@@ -84,6 +84,15 @@ def stop_children(children: Sequence[Child], *, by_stdin: bool = False) -> None:
         close_stdin(child)
 
 
+def stands_still(pid: int) -> bool:
+    """Whether a process was stopped by a signal (SIGSTOP); a debugger that holds it does not count."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:  # it has ended
+        return False
+    return stat[stat.rindex(b")") + 2 :].startswith(b"T ")  # the name before it may hold anything
+
+
 def close_stdin(child: Child) -> None:
     """Let go of the pipe by whose end it knows of ours."""
     if child.process.stdin is not None:

@@ -2,12 +2,14 @@
 
 Their listening sockets stay open here. So an address stays what it was, and who connects while nobody is
 there waits a moment instead of being refused. One that ends by itself as soon as it is started, again and
-again, as with a damaged journal, is given up, and its socket closed.
+again, as with a damaged journal, is given up, and its socket closed. One that stands still by a signal is
+killed after a few seconds: its connections stay open, so that whoever asks it would wait in vain.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import socket
@@ -15,12 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from shoal.fleet.child import Child, close_stdin, stop_children
+from shoal.fleet.child import Child, close_stdin, stands_still, stop_children
 
 _log = logging.getLogger("shoal.cluster")
 _YOUNG_S = 5.0
 _FAILURES_MAX = 5
 _JOIN_S = 10.0
+# So many looks, one a second at most, find it standing still before it is killed. Where they are farther
+# apart than that, whoever looks has slept, too: all may have been stopped, and wake together.
+_STILL_LOOKS, _LOOK_EVERY_S, _SLEPT_S = 6, 1.0, 5.0
 
 
 class CoordinatorKeeper:
@@ -30,6 +35,8 @@ class CoordinatorKeeper:
         self._start = start
         self._listeners = list(listeners)
         self._failures = [0] * len(listeners)
+        self._still = [0] * len(listeners)
+        self._looked_at = -math.inf
         self._lock = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -48,8 +55,22 @@ class CoordinatorKeeper:
                 return []
             return [index for index, child in enumerate(self.children) if self._again(index, child)]
 
+    def kill_still(self, now: float) -> list[int]:
+        """Kill those that have stood still by a signal for about five seconds; their pids. `look` starts them
+        again. For who calls it at least every five seconds; more often than once a second costs nothing.
+        """
+        with self._lock:
+            if self._closed or now < self._looked_at + _LOOK_EVERY_S:
+                return []
+            slept, self._looked_at = now > self._looked_at + _SLEPT_S, now
+            return [
+                child.process.pid
+                for index, child in enumerate(self.children)
+                if self._stood_still(index, child, slept=slept)
+            ]
+
     def watch(self) -> None:
-        """Look whenever one ends, by a thread, until `close`."""
+        """Look whenever one ends, and once a second for one that stands still, by a thread, until `close`."""
         self._thread = threading.Thread(target=self._run, name="shoal-coordinators", daemon=True)
         self._thread.start()
 
@@ -81,6 +102,16 @@ class CoordinatorKeeper:
         self.children[index] = self._start(index, listener.fileno())
         return True
 
+    def _stood_still(self, index: int, child: Child, *, slept: bool) -> bool:
+        still = child.process.poll() is None and stands_still(child.process.pid)
+        self._still[index] = (0 if slept else self._still[index]) + 1 if still else 0
+        if self._still[index] < _STILL_LOOKS:
+            return False
+        self._still[index] = 0
+        _log.warning("the %s (pid %d) stands still and is killed", child.role, child.process.pid)
+        child.process.kill()
+        return True
+
     def _run(self) -> None:
         while not self._closed:
             poller = select.poll()
@@ -93,8 +124,9 @@ class CoordinatorKeeper:
             for descriptor in descriptors:
                 poller.register(descriptor, select.POLLIN)
             try:
-                poller.poll()
+                poller.poll(_LOOK_EVERY_S * 1000)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
+            self.kill_still(time.monotonic())
             self.look()

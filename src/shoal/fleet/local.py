@@ -73,8 +73,8 @@ class LocalCluster:
     """A coordinator and `servers` server processes on this machine, until `close`.
 
     Ready when the constructor returns. `close` (or the end of the `with` block, or of this process) stops
-    and reaps every process. A coordinator that is killed is started again (by a thread, unless `watch` is
-    False); servers are not. Unless `directory` is given, what
+    and reaps every process. A coordinator that is killed is started again, one that stands still by a signal
+    is killed first (by a thread, unless `watch` is False); servers are not. Unless `directory` is given, what
     the cluster writes is in a private temporary directory that is removed. Only this machine can connect
     unless `bind` says otherwise, which needs an explicit `token`.
 
@@ -224,6 +224,12 @@ class LocalCluster:
     def look_after_coordinators(self) -> list[int]:
         """Start those again that have ended; which were. For who has said `watch=False`."""
         return self._coordinators.look()
+
+    def kill_still_coordinators(self, now: float) -> list[int]:
+        """Kill those that have stood still by a signal for about five seconds, and are then started again;
+        their pids. For who has said `watch=False`, and calls it at least every five seconds.
+        """
+        return self._coordinators.kill_still(now)
 
     def remove_server(self, index: int, timeout: float = 60.0) -> None:
         """Move the shards of that server to the others, and end it; returns when it has ended."""

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import Refused, ShoalError, Timeout, Unavailable
-from shoal.fleet.child import Child
+from shoal.fleet.child import Child, stands_still
 from shoal.fleet.local import LocalCluster, ServerHandle
 from shoal.fleet.losses import describe
-from shoal.launch.guardian import process_stat
 from shoal.launch.records import ServerRecord
 from shoal.launch.saver import Reload
 from shoal.launch.verdict import Verdict
@@ -113,6 +112,8 @@ class JobCluster:
 
     def tick(self, now: float) -> None:
         """Tell the coordinator of deaths that it does not know of, and look what it has found."""
+        for pid in self._cluster.kill_still_coordinators(now):
+            self._say(f"coordinator (pid {pid}) stood still and was killed")
         if self._lost and self.recovering and self._reload is None and now > self._reload_until:
             self._give_up(f"no server took them within {_RELOAD_S:g} s")
         if self._ended and self.recovering and now > self._ask_at:
@@ -143,7 +144,7 @@ class JobCluster:
     def _standing_still(self, now: float) -> list[ServerHandle]:
         """Servers that were stopped by a signal a while ago."""
         alive = [server for server in self._cluster.servers if server.alive]  # or its pid may be another's
-        stopped = [server for server in alive if process_stat(server.pid)[:1] == [b"T"]]
+        stopped = [server for server in alive if stands_still(server.pid)]
         self._still_since = {server: self._still_since.get(server, now) for server in stopped}
         return [server for server, since in self._still_since.items() if now >= since + _STILL_S]
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from shoal.launch.guardian import kill_session, process_stat, session_members
+from shoal.fleet.child import stands_still
+from shoal.launch.guardian import kill_session, session_members
 from shoal.launch.lines import LineSplitter, StderrTail
 
 _PR_SET_PDEATHSIG = 1
@@ -101,7 +102,7 @@ class Worker:
     @property
     def stopped(self) -> bool:
         """Whether it stands still by a signal (SIGSTOP); a debugger that holds it does not count."""
-        return process_stat(self.pid)[:1] == [b"T"]
+        return stands_still(self.pid)
 
     def terminate(self) -> None:
         """Ask it to end; its children are its own to end."""
