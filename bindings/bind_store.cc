@@ -200,6 +200,7 @@ nb::dict counters_dict(const ClientCounters& c) {
                           {"reads_behind", c.reads_behind},
                           {"versions_behind_max", c.versions_behind_max}});
   dict["lanes"] = c.lanes;
+  dict["waits_s"] = c.waits_s;
   return dict;
 }
 

@@ -174,6 +174,16 @@ std::vector<uint32_t> ClientProtocol::send_homeless() {
   return servers;
 }
 
+std::vector<std::shared_ptr<Request>> ClientProtocol::unanswered() const {
+  std::vector<std::shared_ptr<Request>> requests = homeless_;
+  requests.insert(requests.end(), strays_.begin(), strays_.end());
+  for (uint32_t i = 0; i < names_.size(); ++i) {
+    const auto open = machine_.open_requests(i);
+    requests.insert(requests.end(), open.begin(), open.end());
+  }
+  return requests;
+}
+
 Loss ClientProtocol::taken_over(uint16_t shard, const Shard::Began& began) {
   const Loss loss = acknowledged_.taken_over(shard, began);
   if (loss.version > began.version) builder_.note_version(shard, kNoVersion);  // versions begin anew

@@ -53,6 +53,9 @@ class ClientProtocol {
   }
   bool strays() const { return !strays_.empty(); }
 
+  // All that waits for an answer, also what is to be sent elsewhere: that names the server it was for.
+  std::vector<std::shared_ptr<Request>> unanswered() const;
+
   // A server took the shard over: what is lost by that.
   Loss taken_over(uint16_t shard, const Shard::Began& began);
   const Acknowledged& acknowledged() const { return acknowledged_; }

@@ -35,6 +35,13 @@ std::shared_ptr<Dialling<std::unique_ptr<Link>>> begin_dialling(const ServerAddr
   return Dialling<std::unique_ptr<Link>>::begin(dial, [] {});
 }
 
+bool waits_for_workers(const ClientOperation& operation) {
+  const auto* question = dynamic_cast<const SyncOperation*>(&operation);
+  if (question == nullptr) return false;
+  const SyncVerb verb = question->request.verb;
+  return verb == SyncVerb::open || verb == SyncVerb::advance || verb == SyncVerb::pass_end;
+}
+
 }  // namespace
 
 // Whoever has one is the pump. However that ends, somebody else can be it: nobody else would ever close us.
@@ -436,6 +443,13 @@ ClientCounters RemoteClient::counters() {
   counters.reconnects = reconnects_;
   counters.reads_behind = protocol_.acknowledged().reads_behind();
   counters.versions_behind_max = protocol_.acknowledged().versions_behind_max();
+  counters.waits_s.resize(servers_);
+  for (const auto& request : protocol_.unanswered()) {
+    const auto& operation = static_cast<const ClientOperation&>(*request->operation);
+    if (waits_for_workers(operation)) continue;
+    double& waits_s = counters.waits_s[request->server];
+    waits_s = std::max(waits_s, std::chrono::duration<double>(Clock::now() - operation.begun).count());
+  }
   return counters;
 }
 

@@ -92,6 +92,9 @@ struct ClientCounters {
   uint64_t pulls = 0, pushes = 0, requests = 0, retries = 0, reconnects = 0;
   uint64_t bytes_sent = 0, bytes_received = 0, shared_bytes = 0;
   uint64_t reads_behind = 0, versions_behind_max = 0;  // see Acknowledged
+  // By server: for how long the oldest request has had no answer, 0 without one. Questions whose answer waits
+  // for other workers do not count.
+  std::vector<double> waits_s = {};
 };
 
 class PullOperation;

@@ -1,11 +1,17 @@
 """Workers that run and are not well, and what --on-trouble does about it: an event, and an effect."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from run_jobs import DEADLINE_S, Jobs, wait_until
+from stopping import stop
+
+import shoal
+from shoal.store.rounds import Rounds
 
 pytestmark = pytest.mark.process
 SCRIPT = str(Path(__file__).with_name("trouble_script.py"))
@@ -59,6 +65,49 @@ def test_without_a_policy_it_ends_the_job_and_names_worker_and_step(jobs: Jobs, 
     result = jobs.run("--sync", "asp", SCRIPT, str(tmp_path), "once")
     assert result.returncode == 1
     assert "BadInput: worker 1, step 3: the loss is nan" in result.stderr
+
+
+@pytest.mark.parametrize("word", ["asp", pytest.param("bsp", marks=pytest.mark.soak)])
+def test_workers_say_that_they_wait_for_a_server_while_it_stands_still(
+    jobs: Jobs, tmp_path: Path, word: str
+) -> None:
+    with jobs.started("--sync", word, SCRIPT, str(tmp_path), "well") as process:
+        wait_until(lambda: all(said(jobs, rank, "step") for rank in range(2)), process)
+        assert [said(jobs, rank, "waiting_for_servers") for rank in range(2)] == [[], []]
+        (server,) = (server["pid"] for server in jobs.record()["servers"])
+        stop(server)
+        try:
+            wait_until(lambda: all(said(jobs, rank, "waiting_for_servers") == [0] for rank in range(2)))
+            shown = jobs.shoal("status", "job").stdout.splitlines()
+        finally:
+            os.kill(server, signal.SIGCONT)
+        wait_until(lambda: not any(said(jobs, rank, "waiting_for_servers") for rank in range(2)))
+        ends(process, tmp_path)
+    assert len([line for line in shown if line.startswith("worker") and "server 0" in line]) == 2, shown
+
+
+def said(jobs: Jobs, rank: int, what: str) -> Any:
+    try:
+        return json.loads(jobs.path(f"progress/{rank}.json").read_text())[what]
+    except FileNotFoundError:
+        return None
+
+
+def test_a_question_that_waits_for_other_workers_is_no_wait_for_a_server() -> None:
+    with shoal.LocalCluster() as cluster, cluster.connect() as client, cluster.connect() as other:
+        rounds = [Rounds(one, rank, 2) for rank, one in enumerate((client, other))]
+        for one in rounds:
+            one.open(take="round", quorum=2, count=1, slack=-1)
+        with pytest.raises(shoal.errors.Timeout):
+            rounds[0].advance(0, weight=1.0, timeout=1.5)
+        assert client.stats()["waits_s"] == [0.0]
+        table = client.table("t", dim=1, optimizer=shoal.optim.SGD(lr=1.0))
+        stop(cluster.servers[0].pid)
+        with pytest.raises(shoal.errors.Timeout):
+            table.pull([1], timeout=0.5)
+        assert client.stats()["waits_s"][0] > 0.4
+        os.kill(cluster.servers[0].pid, signal.SIGCONT)
+        wait_until(lambda: client.stats()["waits_s"] == [0.0])
 
 
 @pytest.mark.soak  # a loss must have a past of ten seconds before it explodes

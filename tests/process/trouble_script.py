@@ -1,4 +1,4 @@
-"""A user's script whose worker 1 is not well: OUT once|always|exploding|slow
+"""A user's script whose worker 1 is not well: OUT once|always|exploding|slow|well
 
 Each worker counts its own steps in a row, by gradients of -1. At its fourth step worker 1 has one that is NaN
 once, or from then on in its first life; or it reports a loss that is far above what it was; or its steps take

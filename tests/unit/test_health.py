@@ -114,6 +114,16 @@ def test_who_evaluates_between_passes_is_not_stuck(state: str, waits: bool) -> N
     assert Look.at(Progress(rank=0, step=5, state=state)).waiting == waits
 
 
+def test_who_waits_for_a_server_is_not_stuck() -> None:
+    said = Progress(rank=0, step=990, state="training", waiting_for_servers=(1,), time=100.0)
+    waits = Look.at(said)
+    assert waits.waiting
+    assert kinds({0: [*looks(), waits]}, now=140.0) == {}
+    goes_on = Look(time=160.0, step=990)
+    assert kinds({0: [*looks(), waits, goes_on]}, now=180.0) == {}
+    assert kinds({0: [*looks(), waits, goes_on]}, now=200.0) == {0: "stuck"}
+
+
 def test_who_has_just_come_back_from_an_evaluation_is_not_stuck() -> None:
     """It trains again, and its first step is not told yet."""
     steps = looks()

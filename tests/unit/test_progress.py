@@ -3,7 +3,9 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +52,46 @@ def test_the_last_report_is_written_at_the_end(job: Path) -> None:
     assert read == report.value
     assert (read.step, read.loss, read.metrics, read.state) == (99, 0.5, {"auc": 0.75}, "ended")
     assert [path.name for path in (job / "progress").iterdir()] == ["0.json"]
+
+
+class Waiting:
+    """A client, as far as anybody asks it for how long its servers have not answered."""
+
+    def __init__(self) -> None:
+        self.waits_s = [0.0, 0.4]
+
+    def stats(self) -> dict[str, Any]:
+        return {"waits_s": self.waits_s}
+
+
+def test_servers_that_do_not_answer_are_told_while_the_script_waits_for_them(job: Path) -> None:
+    client: Any = Waiting()
+    report = ProgressReport(job, rank=0, client=client)
+    report.update(step=3)
+    path = progress_path(job, 0)
+    until(lambda: read_progress(path).step == 3)
+    before = path.stat().st_mtime_ns
+    time.sleep(1.5)  # it is asked again
+    assert path.stat().st_mtime_ns == before, "nothing has changed"
+    client.waits_s = [0.2, 7.0]
+    until(lambda: read_progress(path).waiting_for_servers == (1,))
+    board = Board(job, 1)
+    board.refresh()
+    assert board.waits_for_servers() == {0: (1,)}
+    assert "worker 0 waits for server 1" in board.line()
+    client.waits_s = [0.0, 0.0]
+    until(lambda: read_progress(path).waiting_for_servers == ())
+    client.waits_s = [7.0, 7.0]
+    until(lambda: read_progress(path).waiting_for_servers == (0, 1))
+    report.close()
+    assert (read_progress(path).waiting_for_servers, read_progress(path).state) == ((), "ended")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_what_was_said_last_before_waiting_is_written_by_itself(job: Path) -> None:

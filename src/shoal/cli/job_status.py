@@ -58,9 +58,10 @@ def collect(record: JobRecord, timeout_s: float) -> dict[str, Any]:
     cluster, problem = _cluster(record, timeout_s) if running else ({}, None)
     supervisor = {"role": "supervisor", "index": 0, "pid": record.pid, "address": None}
     workers = [_worker(worker, board.views[worker.rank], record) for worker in record.workers]
-    waits = board.waits()
+    waits, waits_for_servers = board.waits(), board.waits_for_servers()
     for worker in workers:
         worker["waiting_for"] = waits.get(worker["index"], [])
+        worker["waiting_for_servers"] = list(waits_for_servers.get(worker["index"], ()))
     absent = [w["index"] for w in workers if w["state"] == "not joined"]
     if absent and problem is None:
         problem = f"worker {', '.join(map(str, absent))} has not called shoal.join()"
@@ -157,6 +158,8 @@ def _print(report: dict[str, Any], console: Console) -> None:
         colour = "green" if state in _WELL else "dim"
         colour = "red" if state in ("gone", "not joined") and report["state"] == "running" else colour
         cells = [_cell(process.get(name)) for name in _SAID]
+        if servers := process.get("waiting_for_servers"):
+            cells[-1] = ", ".join(filter(None, [cells[-1], f"server {_cell(servers)}"]))
         where = [_cell(process[name]) for name in ("index", "pid", "address")]
         table.add_row(process["role"], *where, f"[{colour}]{state}[/]", *cells)
     console.print(table)

@@ -123,6 +123,11 @@ class Board:
             waits[report.rank] = [r for r in report.waiting_for if report.rank not in _behind(r, waits)]
         return {rank: others for rank, others in sorted(waits.items()) if others}
 
+    def waits_for_servers(self) -> dict[int, tuple[int, ...]]:
+        """Which worker waits for which servers."""
+        here = [view.progress for view in self.views if view.joined and not view.ended and view.progress]
+        return {said.rank: said.waiting_for_servers for said in here if said.waiting_for_servers}
+
     @property
     def _progress(self) -> list[Progress]:
         return [view.progress for view in self.views if view.progress is not None]
@@ -192,8 +197,8 @@ class Board:
         parts += [f"{name} {now[name]:.4g}" for name in ("loss", "staleness") if now[name] is not None]
         missing = self.missing()
         if missing:
-            parts.append(f"not joined: {_workers(missing)}")
-        parts += [f"worker {rank} waits for {_workers(others)}" for rank, others in self.waits().items()]
+            parts.append(f"not joined: {_called('worker', missing)}")
+        parts += [f"worker {rank} waits for {whom}" for rank, whom in self._waited_for().items()]
         return ", ".join(parts)
 
     def figures(self) -> dict[str, float]:
@@ -229,7 +234,7 @@ class Board:
         for name in ("step", "samples/s", "loss", *map(escape, figures), "staleness"):
             table.add_column(name, justify="right")
         table.add_column("waits for")
-        waits = self.waits()
+        waits = self._waited_for()
         for view in self.views:
             if view.departed:
                 continue
@@ -244,9 +249,17 @@ class Board:
                 _number(said.loss),
                 *(_number(said.metrics.get(name)) for name in figures),
                 _number(said.staleness),
-                _workers(waits[view.rank]) if view.rank in waits else "",
+                waits.get(view.rank, ""),
             )
         return table
+
+    def _waited_for(self) -> dict[int, str]:
+        """Whom each waiting worker waits for, in words."""
+        workers, servers = self.waits(), self.waits_for_servers()
+        said = {rank: [_called("worker", ranks)] for rank, ranks in workers.items()}
+        for rank, indexes in servers.items():
+            said.setdefault(rank, []).append(_called("server", indexes))
+        return {rank: ", ".join(whom) for rank, whom in sorted(said.items())}
 
 
 def _behind(rank: int, waits: Mapping[int, Sequence[int]]) -> set[int]:
@@ -273,5 +286,5 @@ def _span(low: float | int | None, high: float | int | None) -> str:
     return f"{high:,}" if low == high else f"{low:,}-{high:,}"
 
 
-def _workers(ranks: Sequence[int]) -> str:
-    return f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))}"
+def _called(role: str, numbers: Sequence[int]) -> str:
+    return f"{role} {numbers[0]}" if len(numbers) == 1 else f"{role}s {', '.join(map(str, numbers))}"

@@ -5,7 +5,7 @@ that a single odd report is no trouble:
 
 1. exploding: its loss is far above what it was, in several reports in a row;
 2. flat: its loss stands still while it steps, and while the script reports it anew;
-3. stuck: within a pass it does not step, and does not wait for others;
+3. stuck: within a pass it does not step, and does not wait for others, nor for servers;
 4. slow: a step takes it far longer than its peers, not counting what it waits for them;
 5. nan: its loss or gradient was not finite. Without a policy that raises on the worker itself.
 """
@@ -40,7 +40,8 @@ _SLOW_TIMES, _SLOW_LOOKS, _SLOW_S = 2.0, 10, 0.005
 @dataclass(frozen=True)
 class Look:
     """What a worker said at one moment; `reports` is how often it has told its loss so far, and `waited_s`
-    what it has waited for others. `waiting`: for others, or for what its script does between two passes.
+    what it has waited for others. `waiting`: for others, for servers, or for what its script does between
+    two passes.
     """
 
     time: float
@@ -54,7 +55,8 @@ class Look:
     @staticmethod
     def at(said: Progress) -> Look:
         """As it stands in the worker's report."""
-        waits = bool(said.waiting_for) or said.state in ("waiting", BETWEEN_PASSES)
+        waits = said.state in ("waiting", BETWEEN_PASSES)
+        waits = waits or bool(said.waiting_for or said.waiting_for_servers)
         return Look(said.time, said.step, said.loss, said.reports, said.waited_s, waits, said.nan_step)
 
 

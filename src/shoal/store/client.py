@@ -277,10 +277,13 @@ class Client:
 
         `reads_behind`: pulls, counted on each shard, that lacked what this client had been acknowledged or
         had read there by the time they came; `versions_behind_max`: how many of the shard's updates at most.
-        `pushes_lost`: acknowledged under `replication="weak"` and gone with a server, counted on each shard.
+        `waits_s`: by server, for how long the oldest request has had no answer, those that wait for other
+        workers left out. `pushes_lost`: acknowledged under `replication="weak"` and gone with a server,
+        counted on each shard.
         """
         self._session.check()
-        return {**self._session.core.counters(), "pushes_lost": self._session.pushes_lost}
+        counters = self._session.call(self.address, self._session.core.counters)
+        return {**counters, "pushes_lost": self._session.pushes_lost}
 
     def save(self, url: str, *, timeout: float = CHECKPOINT_S) -> str:
         """Write a checkpoint of the whole store under `url`: file://, s3://, ...; returns its name.

@@ -2,7 +2,8 @@
 
 The file is `progress/<rank>.json` in the job's directory. It is replaced as a whole, so that a reader never
 sees half of one, at most once a second, and a last time when the worker ends. A thread writes it, since the
-value that matters most is the last one before a worker waits for others.
+value that matters most is the last one before a worker waits for others; that it waits for servers the thread
+finds out itself.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal.errors import BadInput
+from shoal.errors import BadInput, ShoalError
+
+if TYPE_CHECKING:
+    from shoal.store.client import Client
 
 _log = logging.getLogger("shoal.progress")
 _EVERY_S = 1.0
+# A server that has not answered for so long is waited for.
+_SERVER_S = 1.0
 # Samples per second are those of about this long; of less than the second nothing can be said.
 _WINDOW_S, _SHORTEST_S = 10.0, 0.5
 METRICS_MAX = 64
@@ -133,6 +139,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     # Steps of it that counted nothing: not finite, or refused.
     empty_steps: int = 0
     waiting_for: tuple[int, ...] = ()
+    # Servers that owe an answer for longer than about a second.
+    waiting_for_servers: tuple[int, ...] = ()
     # Seconds that it has waited for others so far.
     waited_s: float = 0.0
     # joined, training, waiting, ended, BETWEEN_PASSES; others are shown as they are.
@@ -213,8 +221,10 @@ class ProgressReport:
         rank: int,
         policy: dict[str, Any] | None = None,
         batch: str | None = None,
+        client: Client | None = None,
     ) -> None:
         now = time.time()
+        self._client = client
         self._path = None if job is None else progress_path(job, rank)
         # What an earlier life of the rank did counts on.
         before = None if self._path is None else read_progress(self._path)
@@ -274,8 +284,8 @@ class ProgressReport:
         """Write the last value and end the thread. Twice is harmless."""
         if self._closed or os.getpid() != self._value.pid:
             return
-        self.update(state=state, waiting_for=())
         with self._changed:
+            self.update(state=state, waiting_for=(), waiting_for_servers=())
             self._closed = True
             self._changed.notify()
         if self._path is not None:
@@ -285,7 +295,12 @@ class ProgressReport:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._dirty or self._closed)
+                look_s = None if self._client is None else _EVERY_S
+                self._changed.wait_for(lambda: self._dirty or self._closed, look_s)
+            self._look_at_servers()
+            with self._changed:
+                if not (self._dirty or self._closed):
+                    continue
                 self._measure_speed()
                 value, self._dirty = self._value, False
                 closed = self._closed
@@ -294,6 +309,18 @@ class ProgressReport:
                 return
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, timeout=_EVERY_S)
+
+    def _look_at_servers(self) -> None:
+        if self._client is None or self._closed:
+            return
+        try:
+            waits_s = self._client.stats()["waits_s"]
+        except ShoalError:  # closed, or it joins again
+            return
+        servers = tuple(server for server, seconds in enumerate(waits_s) if seconds > _SERVER_S)
+        with self._changed:
+            if servers != self._value.waiting_for_servers and not self._closed:
+                self.update(waiting_for_servers=servers)
 
     def _measure_speed(self) -> None:
         now = self._value.time

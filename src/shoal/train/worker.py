@@ -85,7 +85,7 @@ class Worker:
         self.cut_state: CutState | None = None
         if self.step:  # in the place of another, or from a checkpoint
             self.state.bring_back()
-        self.progress = ProgressReport(job, rank=rank, policy=to_plain(policy), batch=batch)
+        self.progress = ProgressReport(job, rank=rank, policy=to_plain(policy), batch=batch, client=client)
         self.waits = Waits(self.rounds, self.progress, wait_s)
         self.ledger = LedgerReport(self.rounds, client)
         self.usage = Usage(self.ledger, self.progress, tells=job is not None and rank == 0)
