@@ -5,6 +5,8 @@ Gradients of -1 under SGD(lr=1) make counters: a key's row is the number of push
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from tests.process.stopping import stop
 
 import shoal
 from shoal.store.control import Address, ControlClient
-from shoal.store.messages import GetStatus, StatusInfo
+from shoal.store.messages import Done, GetStatus, RemoveServer, StatusInfo
 from shoal.types import Reads
 
 pytestmark = pytest.mark.process
@@ -182,6 +184,48 @@ def test_a_stopped_server_is_given_up_and_ends_when_it_wakes() -> None:
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
         wait_until(lambda: not stopped.alive, "it was given up and goes on")
+
+
+@contextmanager
+def joined_by_hand(cluster: shoal.LocalCluster) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "shoal.cli", "server", "--join", cluster.address]
+    environment = {**os.environ, "SHOAL_TOKEN": cluster.token}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: of_process(cluster, process) == ["up"], "it does not join")
+            yield process
+        finally:
+            process.kill()
+
+
+def of_process(cluster: shoal.LocalCluster, process: subprocess.Popen[bytes]) -> list[str]:
+    """The states of the servers that it has been."""
+    return [server.state for server in status(cluster).servers if server.pid == process.pid]
+
+
+def test_a_server_that_joined_by_hand_joins_again_when_it_wakes() -> None:
+    with (
+        shoal.LocalCluster(servers=2, replicas=1) as cluster,
+        pushing(cluster) as pushers,
+        joined_by_hand(cluster) as process,
+    ):
+        wait_until(lambda: whole(cluster, 0), "it got no copies")
+        stop(process.pid)
+        wait_until(lambda: of_process(cluster, process) == ["evicted"], "it is not given up")
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: of_process(cluster, process) == ["evicted", "up"], "it does not come back")
+        wait_until(lambda: whole(cluster, 1), "it got no copies")
+        wait_for_pushes(pushers)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_server_that_joined_by_hand_and_is_removed_stays_away() -> None:
+    with shoal.LocalCluster(servers=2) as cluster, joined_by_hand(cluster) as process:
+        with closing(ControlClient(Address.parse(cluster.address), cluster.token)) as control:
+            control.ask(RemoveServer(index=2), Done, DEADLINE_S)
+        assert process.wait(DEADLINE_S) == 0
+        assert of_process(cluster, process) == ["left"]
 
 
 @pytest.mark.soak

@@ -72,10 +72,10 @@ def _watch(cluster: LocalCluster, console: Console, stop: threading.Event, *, co
 def server(
     *, join: str, bind: str, port: int, token_file: Path | None, advertise: str | None, threads: int
 ) -> int:
-    """Run one server in this process."""
+    """Run one server in this process; one that was given up, as after a sleep, joins again."""
     arguments = ["--join", join, "--host", bind, "--port", str(port), "--threads", str(threads)]
     if token_file is not None:
         arguments += ["--token-file", str(token_file)]
     if advertise is not None:
         arguments += ["--advertise", advertise]
-    return server_process.main(arguments)
+    return server_process.main(arguments, comes_back=True)

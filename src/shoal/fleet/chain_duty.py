@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from shoal import _core
 from shoal.errors import Fenced, Refused, ShoalError
+from shoal.fleet.decisions import LEFT
 from shoal.store.control import ControlClient
 from shoal.store.messages import (
     Done,
@@ -33,7 +34,8 @@ _FILL_S = 600.0
 
 
 class ChainDuty:
-    """Threads of a server process, for its life. `over` is readable when the cluster has given it up.
+    """Threads of a server, for its life. `over` is readable when it is to end: `given_up` if for the cluster
+    it is dead; otherwise it was removed, or has failed.
 
     `registration` is the connection by which the server has registered, at the coordinator of `life`: it is
     dropped when another one answers here.
@@ -58,8 +60,22 @@ class ChainDuty:
         self._filling: set[int] = set()  # numbers of orders
         self._shards: list[int] = []
         self._loads_due = 0.0
+        self.given_up = False
         self.over, self._ended = os.pipe()
-        threading.Thread(target=self._run, name="shoal-chains", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="shoal-chains", daemon=True)
+        self._thread.start()
+
+    def fenced(self, error: Fenced) -> None:
+        """The coordinator says that it is gone."""
+        _log.warning("this server ends: %s", error)
+        self.given_up = not str(error).endswith(LEFT)
+
+    def close(self) -> None:
+        """When it is over: let go of what is readable then."""
+        self._thread.join(_ASK_S)
+        if not self._thread.is_alive():
+            os.close(self.over)
+            os.close(self._ended)
 
     def _run(self) -> None:
         version = 0
@@ -83,7 +99,7 @@ class ChainDuty:
             try:
                 news = self._control.ask(request, PlacementNews, _ASK_S)
             except Fenced as error:
-                _log.warning("this server ends: %s", error)
+                self.fenced(error)
                 os.write(self._ended, b".")
                 return
             except Refused as error:

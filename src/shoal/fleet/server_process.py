@@ -51,9 +51,13 @@ def run_server(
     advertise: str | None = None,
     unix_directory: Path | None = None,
     watch_stdin: bool = False,
-) -> None:
-    """Serve until a signal (SystemExit) or, where asked for, until stdin ends."""
+) -> bool:
+    """Serve until a signal (SystemExit) or, where asked for, until stdin ends. True: the cluster has given
+    this server up, and it may come back as a new one.
+    """
     server = None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
     with _socket_path(unix_directory) as unix_path, closing(ControlClient(join, token)) as control:
         try:
             cluster = control.ask(GetCluster(), ClusterInfo, _JOIN_S)
@@ -73,6 +77,9 @@ def run_server(
             _log.info("server %d listens on %s:%d", admitted.index, options.host, server.port)
             chains = ChainDuty(server, control.another(), control, admitted, registration.identity)
             _wait(control, registration, Parts(server.store(), control.another()), chains, watch_stdin)
+            if chains.given_up:
+                chains.close()
+            return chains.given_up
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
@@ -147,7 +154,7 @@ def _wait(
             _log.info("registered again at %s", control.address)
             complained = False
         except Fenced as error:
-            _log.warning("this server ends: %s", error)
+            chains.fenced(error)
             return
         except (Unavailable, Timeout, Refused, BadInput) as error:
             if not complained:
@@ -185,15 +192,20 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a server until SIGTERM or SIGINT; 1 if it could not start."""
+def main(arguments: Sequence[str] | None = None, *, comes_back: bool = False) -> int:
+    """Run a server until SIGTERM or SIGINT; 1 if it could not start. `comes_back`: one that was given up
+    joins again, as a new server without rows.
+    """
     parsed = _parse(arguments)
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
     _keep_memory()
 
     def serve(token: str) -> int:
-        run_server(
+        while run(token) and comes_back:
+            _log.warning("it joins again, as a new server without rows")
+        return 0
+
+    def run(token: str) -> bool:
+        return run_server(
             Address.parse(parsed.join),
             token,
             ServerOptions(host=parsed.host, port=parsed.port, threads=parsed.threads),
@@ -202,7 +214,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             unix_directory=parsed.unix_directory,
             watch_stdin=parsed.watch_stdin,
         )
-        return 0
 
     return run_process("server", parsed.host, parsed.token_file, serve)
 
