@@ -152,9 +152,9 @@ def _reset(optimizer: torch.optim.Optimizer) -> None:
         optimizer.state.clear()
         return
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter]["step"].zero_()
-            optimizer.state[parameter]["sum"].fill_(group["initial_accumulator_value"])
+        for state in [optimizer.state[one] for one in group["params"] if one in optimizer.state]:
+            state["step"].zero_()
+            state["sum"].fill_(group["initial_accumulator_value"])
 
 
 def _state_tensors(stepped: Sequence[Stepped]) -> dict[str, torch.Tensor]:

@@ -40,22 +40,21 @@ class Dense:
 
 @dataclass
 class TableUse:
-    """One `shoal.nn` module and the group that holds its handle (None: the table's own optimizer alone)."""
+    """One `shoal.nn` module and the group that holds its handle."""
 
     name: str
     module: TableModule
     optimizer: torch.optim.Optimizer
-    index: int | None
+    index: int
 
     @property
-    def group(self) -> dict[str, Any] | None:
-        return None if self.index is None else self.optimizer.param_groups[self.index]
+    def group(self) -> dict[str, Any]:
+        return self.optimizer.param_groups[self.index]
 
     @property
     def lr(self) -> float | None:
         """What the next push takes: the group's, unless the table keeps its own."""
-        group = self.group
-        return None if self.module.optimizer is not None or group is None else float(group["lr"])
+        return None if self.module.optimizer is not None else float(self.group["lr"])
 
 
 @dataclass
@@ -65,6 +64,7 @@ class Stepped:
     optimizer: torch.optim.Optimizer
     dense: list[Dense] = field(default_factory=list)
     tables: list[TableUse] = field(default_factory=list)
+    along: list[torch.nn.Parameter] = field(default_factory=list)  # handles that its groups had not
     clip: RoundClip = field(default_factory=RoundClip)
     settings: list[list[Any]] = field(default_factory=list)  # of the groups, as the servers have them
     reduction: str = "mean"  # what the loss is of its samples' losses: "mean" or "sum"
@@ -115,11 +115,18 @@ class Stepped:
 
     def hide_gradients(self) -> None:
         """Let the optimizer see nothing to step, also where there are gradients again since it was said."""
-        if not self._hidden:
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            parameters += [use.module.weight for use in self.tables if use.group is None]
-            self._hidden = [(parameter, parameter.grad) for parameter in parameters]
-        for parameter, _ in self._hidden:
+        self._hide([parameter for group in self.optimizer.param_groups for parameter in group["params"]])
+
+    def hide_along(self) -> None:
+        """Let the optimizer see its own alone: it may have no state for others, or no rule."""
+        self._hide(self.along)
+
+    def _hide(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        known = {id(parameter) for parameter, _ in self._hidden}
+        self._hidden += [
+            (parameter, parameter.grad) for parameter in parameters if id(parameter) not in known
+        ]
+        for parameter in parameters:
             parameter.grad = None
 
     def show_gradients(self) -> None:
@@ -259,7 +266,9 @@ def _tables(
                 + ("" if module.optimizer is not None else ", or the module an optimizer=")
             )
         else:
-            stepped[0].tables.append(TableUse(prefix + name, module, stepped[0].optimizer, None))
+            first = stepped[0]
+            last = len(first.optimizer.param_groups) - 1
+            first.tables.append(TableUse(prefix + name, module, first.optimizer, last))
 
 
 def _check_strangers(stepped: list[Stepped], known: set[int]) -> None:

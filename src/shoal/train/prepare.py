@@ -20,6 +20,7 @@ from shoal.sync import Gradient, GradientSum, Policy
 from shoal.train.at_servers import AtServers
 from shoal.train.batch_rows import BatchKeys, BatchRows, check_prefetch
 from shoal.train.blocks import Blocks, Downpour, Elastic
+from shoal.train.handles import take_along
 from shoal.train.loading import watch_loading
 from shoal.train.on_workers import AllReduce, Gossip, Hogwild
 from shoal.train.parameters import LINES_MAX, Stepped, TableUse, described, names, survey
@@ -137,6 +138,7 @@ def _prepare_training(
     worker.fixed.take(named, stepped)
     for one in stepped:
         one.reduction = reduction
+        take_along(one)
         _hook(worker, worker.strategy, one)
         worker.optimizers.append(one.optimizer)
     for module in (module for model in models for module in model.modules()):
@@ -211,7 +213,7 @@ def _seed(worker: Worker, module: TableModule) -> int | None:
 def _table_optimizer(worker: Worker, module: TableModule, use: tuple[Stepped, TableUse] | None) -> Any:
     if module.optimizer is not None:
         return module.optimizer
-    if use is None or use[1].group is None:
+    if use is None:
         try:  # frozen: what is there, or nothing but first values
             return worker.client.table(module.table_name).optimizer
         except UnknownTable:
@@ -263,6 +265,7 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
             worker.lives.step(lambda: strategy.before(one))
         if worker.lives.void:  # the optimizer does nothing
             one.hide_gradients()
+        one.hide_along()
 
     def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with _named(worker):
