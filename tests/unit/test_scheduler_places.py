@@ -37,7 +37,7 @@ class Life:
     """A worker that has as many passes behind it, and so many steps of the next."""
 
     def __init__(self, make: Callable[[], Made], board: Board, passes: int = 0, steps: int = 0) -> None:
-        begins = [SimpleNamespace(begins=passes, done=steps)]
+        begins = [SimpleNamespace(loader=SimpleNamespace(begins=passes), done=steps)]
         self.worker = SimpleNamespace(
             step=passes * BATCHES + steps, rank=0, passes=begins, has_own_store=False
         )

@@ -20,6 +20,7 @@ from shoal.errors import BadInput
 OnUnit = Callable[[int, int, int], object]
 OnPass = Callable[[int], object]
 Reading = Callable[[], Ledger | None]
+BeginsAt = Callable[[int], tuple[int, Iterable[int]]]
 
 _STATE_VERSION = 2
 
@@ -40,7 +41,8 @@ class ShardedLoader:
     it came, `on_break(epoch)` when the loop is left before its end. `on_batch(batch)` is called just before
     the loop gets a batch, `ahead(batch)`, if given, before the loop gets the one before that, `on_left()`
     when it gets no more, however it ended. `reading()` is asked when a `for` begins: with a ledger for an
-    answer it only reads, is no pass, and leaves one that runs alone.
+    answer it only reads, is no pass, and leaves one that runs alone. `begins_at(epoch)` is asked when a state
+    is loaded: the first pass from there on that is not over, and what is done of it.
 
     `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
     samples a batch of an iterable holds.
@@ -69,6 +71,7 @@ class ShardedLoader:
         ahead: Seen | None = None,
         on_left: Callable[[], object] | None = None,
         reading: Reading | None = None,
+        begins_at: BeginsAt | None = None,
         seed: int = 0,
         count: Count = samples_in,
     ) -> None:
@@ -77,6 +80,8 @@ class ShardedLoader:
         self._loader, self._plan = loader, plan
         self._on_unit, self._on_pass, self._on_over, self._on_break = on_unit, on_pass, on_over, on_break
         self._on_batch, self._on_left, self._reading = on_batch, on_left, reading
+        self._begins_at = begins_at
+        self._leased = self.ledger.remembers  # for training; what is read can have another
         self._new_source = partial(_source, loader, plan, rank=rank, seed=seed, count=count)
         self._source = self._new_source()
         self._source.seen = ahead
@@ -85,6 +90,7 @@ class ShardedLoader:
         self._begun = False  # whether pass `_epoch` was begun, and so the next `for` runs another
         self._start_epoch = 0
         self._start_done: set[int] = set()  # units of that pass
+        self._loaded: tuple[int, frozenset[int]] = (-1, frozenset())  # a pass, and its units done elsewhere
         self._done: set[int] = set()
         self._pass_state: dict[str, Any] = {}
         self.global_samples = 0
@@ -94,6 +100,15 @@ class ShardedLoader:
     def epoch(self) -> int:
         """The pass that runs; between passes, the one that the next `for` runs."""
         return self._epoch
+
+    @property
+    def begins(self) -> int:
+        """The pass to go on with: those before it are finished, in this job or as a loaded state has it."""
+        return self._start_epoch
+
+    def loaded(self, epoch: int) -> frozenset[int]:
+        """The units of this pass that are done by a state that was loaded; in fixed order all of them own."""
+        return self._loaded[1] if self._loaded[0] == epoch else frozenset()
 
     @property
     def order(self) -> str:
@@ -206,6 +221,7 @@ class ShardedLoader:
             "epoch": self._epoch,
             "workers": self._cuts[-1][1],
             "batch": self._plan.batch,
+            "leased": self._leased,
             "done": self._done_units() if self._begun else [],
             "source": self._pass_state if self._begun else self._source.state(),
         }
@@ -227,8 +243,9 @@ class ShardedLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken: the next `for` yields what was left of that pass.
 
-        The number of workers and the way of cutting must be the same. Under leases the store's ledger says
-        what is left, and must have been restored to the same instant.
+        The number of workers and the way of cutting must be the same. In fixed order it may be any worker's:
+        all have made the steps that one has. Of several that lease each knows its own units alone: there the
+        job's ledger says what is left, and must have been restored to the same instant.
         """
         own = {"version": _STATE_VERSION, "workers": self._cuts[-1][1], "batch": self._plan.batch}
         for name, value in own.items():
@@ -236,10 +253,20 @@ class ShardedLoader:
                 raise BadInput(
                     f"the loader's state has {name}={state.get(name)!r}; this loader has {value!r}"
                 )
+        epoch, done, n = int(state["epoch"]), frozenset(state["done"]), self._cuts[-1][1]
+        if not self._leased:
+            if state.get("leased") and n > 1:
+                raise BadInput(
+                    "the loader's state is of a worker that leased its data: it does not tell what others "
+                    "have trained. Go on from a checkpoint of the job: worker.save(url), worker.load(url)"
+                )
+            plan = Plan(n, "each" if self.whole else self._plan.batch)
+            done = frozenset(plan.row(unit) * n + self._rank for unit in done)
         self._source.load(state["source"])
-        self._move_to(int(state["epoch"]))
-        self._start_epoch = self._epoch
-        self._start_done = set(state["done"])
+        self._move_to(epoch)
+        self._loaded = epoch, done
+        first, known = (epoch, ()) if self._begins_at is None else self._begins_at(epoch)
+        self.set_start(first, {*known, *(done if first == epoch else ())})
 
     def __getattr__(self, name: str) -> Any:
         # What scripts read off a DataLoader: dataset, batch_size, sampler, collate_fn, ...

@@ -31,6 +31,7 @@ from shoal.errors import BadInput, Fenced, Timeout
 from shoal.sync import First
 from shoal.train.agreement import TOPICS, Agreement
 from shoal.train.lives import Revoked
+from shoal.train.loaded_units import tell_done
 from shoal.train.parameters import versions
 from shoal.train.progress import BETWEEN_PASSES, PASSES_A_LOADER
 from shoal.train.share import UNKNOWN, Drawn
@@ -101,18 +102,22 @@ class Passes:
             ahead=rows.see if rows is not None and prefetch else None,
             on_left=None if rows is None else rows.forget,
             reading=self._reading,
+            begins_at=self._begins_at,
             seed=worker.seed,
             count=self._samples_in,
         )
         # Who replaces a worker that died does not train again what is done.
-        first, done = worker.rounds.go_on(self._first)
-        self.begins = first - self._first
+        self.loader.set_start(*self._begins_at(0))
+        for epoch in range(self.loader.begins):
+            worker.usage.ends(self._first + epoch, self.loader.samples)
+
+    def _begins_at(self, epoch: int) -> tuple[int, list[int]]:
+        rounds = self._worker.rounds
+        first, done = rounds.go_on(self._first + epoch)
         self.done = len(done)  # units of that pass that were done in this rank
         if isinstance(self._by_word, LeasedLedger):
-            self.done = worker.rounds.report(first)["by_rank"].get(rank, 0)
-        self.loader.set_start(self.begins, done)
-        for epoch in range(self._first, first):
-            worker.usage.ends(epoch, self.loader.samples)
+            self.done = rounds.report(first)["by_rank"].get(rounds.rank, 0)
+        return first - self._first, done
 
     # A loop begins.
 
@@ -160,6 +165,7 @@ class Passes:
 
         self._batches = batches
         cuts = worker.lives.again(open_pass)
+        tell_done(worker, self.loader, self._first + epoch, epoch)
         cut, few = self._plan.workers, self.loader.samples
         if few is not None and few < cut and worker.rank == 0 and not self._trains:
             _log.warning(
@@ -171,9 +177,8 @@ class Passes:
         if worker.taken_back is not None:  # what the script has drawn since is drawn anew
             worker.taken_back.random()
             worker.taken_back = None
-        number = self._first // PASSES_A_LOADER
-        trains = self._trains or worker.trains()
-        worker.schedules.begins(number, epoch, first=self.begins, done=self.done, trains=trains)
+        number, trains = self._first // PASSES_A_LOADER, self._trains or worker.trains()
+        worker.schedules.begins(number, epoch, first=self.loader.begins, done=self.done, trains=trains)
         worker.between_steps()
         return cuts
 

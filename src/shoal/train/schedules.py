@@ -135,7 +135,7 @@ class Schedules:
         self._open.clear()
         self._look()
         assert self._worker is not None
-        first = [at for at, passes in enumerate(self._worker.passes) if passes.begins == epoch]
+        first = [at for at, passes in enumerate(self._worker.passes) if passes.loader.begins == epoch]
         if epoch > 0 and first and self._given is None and not self._begun:
             self._set("given", str(first[0]), epoch, self._worker.passes[first[0]].done)
         self._given = (epoch, [one.state() for one in self._kept])

@@ -148,7 +148,7 @@ class Worker:
     def epochs(self, count: int) -> Iterator[int]:
         """The passes that are still to be made: a worker that is started again does not train one twice."""
         self.resumed.trains()
-        self.epoch = max([self.epoch, *(passes.begins for passes in self.passes)])
+        self.epoch = max([self.epoch, *(passes.loader.begins for passes in self.passes)])
         for passes in self.passes:
             passes.loader.set_epoch(max(self.epoch, passes.loader.epoch))
         if self.epoch >= count:  # all are made: schedulers are where they ended
