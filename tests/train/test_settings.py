@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,3 +127,31 @@ def test_state_that_cannot_reach_the_servers_is_refused(before: bool) -> None:
         run_workers(1, lambda worker: resumed(worker, saved, before), "asp")
     (found,) = run_workers(1, lambda worker: resumed(worker, saved, before), "allreduce")
     np.testing.assert_allclose(found, resumed(None, saved, before), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sync", "momentum", "warnings"),
+    [("bsp", 0.9, 1), ("asp", 0.9, 1), ("bsp", 0.0, 0), ("allreduce", 0.9, 0), ("downpour:1,1", 0.9, 0)],
+)
+def test_a_state_dict_without_the_state_of_the_servers_is_told_of_once(
+    sync: str, momentum: float, warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(worker: Worker) -> None:
+        model = line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        worker.prepare(model, optimizer)
+        optimizer.state_dict()  # there is nothing in it that could be lost
+        step(model, optimizer, torch.ones(1, 2))
+        if worker.rank == 0:
+            worker.save(str(tmp_path))
+        worker.barrier()
+        assert "state_dict" not in caplog.text
+        worker.barrier()
+        for _ in range(2):
+            optimizer.state_dict()
+
+    run_workers(2, script, sync)
+    told = [record.getMessage() for record in caplog.records]
+    told = [message for message in told if "state_dict() has no state" in message]
+    assert len(told) == warnings
+    assert all("worker.save(url)" in message for message in told)

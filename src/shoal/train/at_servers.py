@@ -15,6 +15,8 @@ from shoal.train.strategy import Strategy
 class AtServers(Strategy):
     """Every step: gradients up, wait for the policy's word, parameters down. The optimizer here rests."""
 
+    told_of_state = False  # that a state_dict of an optimizer lacks it
+
     def attach(self, stepped: Sequence[Stepped]) -> None:
         self.open_twins(stepped)
         self.pull_dense()

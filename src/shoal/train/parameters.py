@@ -69,7 +69,7 @@ class Stepped:
     settings: list[list[Any]] = field(default_factory=list)  # of the groups, as the servers have them
     reduction: str = "mean"  # what the loss is of its samples' losses: "mean" or "sum"
     steps: int = 0  # made here since the model was exchanged; of downpour in all
-    restores: bool = False  # while the optimizer's state is set here, and not by the script
+    handled: bool = False  # while the optimizer's state is read or set here, and not by the script
     _hidden: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = field(default_factory=list)
 
     @property
@@ -83,7 +83,7 @@ class Stepped:
         return {
             "values": {dense.name: dense.parameter.data for dense in self.dense},
             "kind": type(self.optimizer).__name__,
-            "optimizer": self.optimizer.state_dict()["state"],
+            "optimizer": self.optimizer_state()["state"],
             "steps": self.steps,
         }
 
@@ -95,12 +95,20 @@ class Stepped:
                 f"the state is of {state['kind']}, and here {type(self.optimizer).__name__} steps; build the "
                 f"optimizer that the checkpoint was made with"
             )
-        own, self.restores = self.optimizer.state_dict(), True
+        own, self.handled = self.optimizer_state(), True
         try:
             self.optimizer.load_state_dict({**own, "state": state["optimizer"]})
         finally:
-            self.restores = False
+            self.handled = False
         self.steps = state["steps"]
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Its state_dict, which nobody is warned of."""
+        self.handled = True
+        try:
+            return self.optimizer.state_dict()
+        finally:
+            self.handled = False
 
     def take_values(self, state: dict[str, Any]) -> None:
         """Of the parameters alone."""

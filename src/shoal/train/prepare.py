@@ -27,7 +27,7 @@ from shoal.train.parameters import LINES_MAX, Stepped, TableUse, described, name
 from shoal.train.passes import Passes
 from shoal.train.strategy import Strategy
 from shoal.train.taken_back import check_model
-from shoal.train.twins import check_fresh, settings_of, twin_of
+from shoal.train.twins import check_fresh, has_state, settings_of, twin_of
 
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
@@ -274,15 +274,16 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
         worker.stepped()
 
     def loads(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
-        if one.restores or not worker.resumed.passes_over:
+        if one.handled or not worker.resumed.passes_over:
             return None
-        return {**state, "state": optimizer.state_dict()["state"]}  # hyper-parameters are the script's
+        return {**state, "state": one.optimizer_state()["state"]}  # hyper-parameters are the script's
 
     def loaded(optimizer: torch.optim.Optimizer) -> None:
-        if strategy.policy.dense_home == "server" and one.dense and not one.restores:
+        if strategy.policy.dense_home == "server" and one.dense and not one.handled:
             check_fresh(optimizer, strategy.policy)
 
     loaded(one.optimizer)
+    _watch_state(worker, strategy, one)
     one.settings = settings_of(one.optimizer)
     one.optimizer.register_load_state_dict_pre_hook(loads)
     one.optimizer.register_load_state_dict_post_hook(loaded)
@@ -290,3 +291,22 @@ def _hook(worker: Worker, strategy: Strategy, one: Stepped) -> None:
     one.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     one.optimizer.register_step_pre_hook(before)
     one.optimizer.register_step_post_hook(after)
+
+
+def _watch_state(worker: Worker, strategy: Strategy, one: Stepped) -> None:
+    """Say once that a state_dict lacks what lies at the servers, where that is something."""
+    if not isinstance(strategy, AtServers) or not one.dense or worker.rank != 0:
+        return
+
+    def given(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        if one.handled or strategy.told_of_state or not worker.steps_made or not has_state(optimizer):
+            return
+        strategy.told_of_state = True
+        _log.warning(
+            "%s.state_dict() has no state of the steps made: under %s that lies at the servers (momentum, "
+            "moments), and a script that loads this later goes on without it. worker.save(url) keeps all",
+            type(optimizer).__name__,
+            worker.policy,
+        )
+
+    one.optimizer.register_state_dict_post_hook(given)

@@ -91,6 +91,11 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
     return [[group.get(name) for name in _SETTINGS] for group in optimizer.param_groups]
 
 
+def has_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its steps leave anything but values behind."""
+    return type(optimizer) is not torch.optim.SGD or any(g["momentum"] for g in optimizer.param_groups)
+
+
 def check_fresh(optimizer: torch.optim.Optimizer, policy: object) -> None:
     """Raise if it brings state of steps that it has made: that of the servers is not set by it."""
     made = [
