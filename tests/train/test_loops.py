@@ -256,3 +256,20 @@ def test_what_a_job_left_of_a_pass_is_nothing_to_the_next(then: str, count: int)
     with shoal.connect("memory://") as client:
         assert job(client, 2, "bsp", 2) == 10
         assert job(client, count, then, 99) == 40
+
+
+def test_the_report_of_another_loader_names_pass_and_loader() -> None:
+    def script(worker: Worker) -> list[str]:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        data = [DataLoader(TensorDataset(torch.ones(2, 1))) for _ in range(2)]
+        _, _, *loaders = worker.prepare(model, optimizer, *data)
+        said = []
+        for batches in (*loaders, loaders[1]):
+            for (x,) in batches:
+                model(x).mean().backward()
+                optimizer.step()
+            said.append(str(worker.ledger.report()).partition(": ")[0])
+        return said
+
+    assert run_workers(1, script) == [["pass 0", "pass 0 of loader 1", "pass 1 of loader 1"]]

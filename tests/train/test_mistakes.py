@@ -343,3 +343,24 @@ def test_a_loader_that_was_not_prepared_is_told_of_once(caplog: pytest.LogCaptur
 
     run_workers(2, divides)
     assert "no loader" not in caplog.text
+
+
+@pytest.mark.parametrize(("sync", "advised"), [("bsp", True), ("allreduce", False), ("average:2", False)])
+def test_a_word_is_advised_only_where_another_one_would_help(sync: str, advised: bool) -> None:
+    def script(worker: Worker) -> None:
+        model = ShoalModel()
+        worker.prepare(model, torch.optim.RMSprop(model.parameters()))
+
+    said = fails(script, BadInput, "torch.optim.rmsprop.RMSprop has no twin at the servers", sync=sync)
+    assert ("or a sync word whose optimizer runs on the workers (allreduce" in said) == advised
+    assert "Take one of them" in said
+    assert "A table can have one of its own under every word" in said
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_clipping_parameters_is_told_to_take_the_model(workers: int) -> None:
+    def script(worker: Worker) -> None:
+        model, *_ = prepared(worker)
+        worker.clip_grad_norm_(model.parameters(), 1.0)
+
+    fails(script, BadInput, "pass the model itself, as worker.clip_grad_norm_(model, 1.0)", workers=workers)

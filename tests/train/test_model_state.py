@@ -159,3 +159,22 @@ def test_a_replaced_buffer_is_in_a_checkpoint(tmp_path: Path) -> None:
     (saved,) = run_workers(1, save)
     assert saved["least"] == 0.0
     assert run_workers(1, load) == [saved]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "average:1", "downpour:1,1", "allreduce"])
+def test_a_parameter_without_elements_trains_nothing(sync: str) -> None:
+    def script(worker: Worker) -> float:
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        model.nothing = torch.nn.Parameter(torch.empty(0, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        worker.prepare(model, optimizer)
+        optimizer.zero_grad()
+        (model(torch.ones(1, 1)).sum() + model.nothing.sum()).backward()
+        worker.clip_grad_norm_(model, 100.0)
+        optimizer.step()
+        worker.barrier()
+        assert model.nothing.shape == (0, 3)
+        return float(model.weight.detach())
+
+    assert run_workers(1, script, sync) == [0.5]

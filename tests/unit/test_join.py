@@ -107,3 +107,22 @@ def test_several_workers_without_an_address_are_an_error(monkeypatch: pytest.Mon
     with pytest.raises(BadInput, match=r"there are 2 workers and no address: .* `shoal run`"):
         shoal.join()
     assert shoal.join("memory://").world_size == 2
+
+
+def test_what_is_given_is_not_looked_for_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_SYNC", "nope")
+    monkeypatch.setenv("SHOAL_BATCH", "nope")
+    with pytest.raises(BadInput, match="there is no word 'nope'"):
+        shoal.join()
+    worker = shoal.join(sync="asp", batch="each")
+    assert (str(worker.policy), worker.batch) == ("asp", "each")
+
+
+def test_a_second_join_that_asks_for_another_word_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+    worker = shoal.join(sync="ssp:3", batch="each")
+    assert shoal.join() is shoal.join(sync=" ssp:3") is worker
+    assert not caplog.records
+    assert shoal.join(sync="asp") is worker
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "join(sync=asp) gives the worker that has joined already, under ssp"
+    ]

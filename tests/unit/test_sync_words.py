@@ -219,6 +219,7 @@ def test_an_unknown_word_lists_all_with_their_arguments() -> None:
     with pytest.raises(BadInput) as refused:
         parse("sometimes")
     assert all(usage(name) in str(refused.value) for name in WORDS)
+    assert "as in asp:staleness" in str(refused.value)
 
 
 def test_what_is_no_text_is_refused() -> None:

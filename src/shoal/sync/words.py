@@ -228,7 +228,8 @@ def _unknown(text: str, name: str) -> str:
     near = difflib.get_close_matches(name, WORDS, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     words = "".join(f"\n  {usage(word)}" for word in WORDS)
-    return f"sync {text!r}: there is no word {name!r}.{hint} The words (docs/sync.md):{words}"
+    note = "docs/sync.md; an option may stand behind the colon, as in asp:staleness"
+    return f"sync {text!r}: there is no word {name!r}.{hint} The words ({note}):{words}"
 
 
 def _continues(part: str) -> bool:

@@ -36,6 +36,7 @@ class LocalClip:
     """The gradients of one model as one vector."""
 
     def __init__(self, model: torch.nn.Module) -> None:
+        _check_model(model)
         self._tables = [module for _, module in table_modules(model)]
         handles = {id(module.weight) for module in self._tables}
         self._dense = [p for p in model.parameters() if id(p) not in handles and p.grad is not None]
@@ -80,12 +81,14 @@ class RoundClip:
 
 def round_clip(model: torch.nn.Module, stepped: Sequence[Stepped]) -> RoundClip:
     """That of the optimizer whose step has just the gradients of `model`: the norm is a round's, whole."""
+    _check_model(model)
     own = {id(parameter): name for name, parameter in model.named_parameters()}
     found = [one for one in stepped if any(id(parameter) in own for parameter in one.named.values())]
     if len(found) == 1:
         known = {id(parameter) for parameter in found[0].named.values()}
         missing = [n for n, p in found[0].named.items() if id(p) not in own and p.requires_grad]
-        loose = [n for n, p in model.named_parameters() if id(p) not in known and p.grad is not None]
+        others = [(n, p) for n, p in model.named_parameters() if id(p) not in known and p.numel()]
+        loose = [n for n, p in others if p.grad is not None]
         if not missing and not loose:
             return found[0].clip
         seen = (
@@ -99,3 +102,11 @@ def round_clip(model: torch.nn.Module, stepped: Sequence[Stepped]) -> RoundClip:
         f"Give it the whole of what one optimizer steps, before that one's step(); torch's own "
         f"torch.nn.utils.clip_grad_norm_ clips what this worker has"
     )
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise BadInput(
+            f"worker.clip_grad_norm_: {type(model).__name__} is no model; pass the model itself, as "
+            f"worker.clip_grad_norm_(model, 1.0), and not its parameters: rows of tables are clipped, too"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from shoal.train.regroup import Regroup
 from shoal.train.waits import WAIT_S
 from shoal.train.worker import Worker
 
+_log = logging.getLogger("shoal.train")
 _joined: dict[int, Worker] = {}  # by process
 
 
@@ -39,12 +41,14 @@ def join(
 
     Arguments come before the environment (SHOAL_ADDRESS, SHOAL_RANK or RANK, SHOAL_WORLD_SIZE or WORLD_SIZE,
     SHOAL_SYNC). `sync` is a word, such as "ssp:3", or a `shoal.sync.Policy`. A second call gives the same
-    worker.
+    worker, and warns if it asks for another `sync`.
     """
     before = _joined.get(os.getpid())
     if before is not None and not before.client.closed:
+        _tell_of_other_word(before, sync)
         return before
-    here = read_worker_environment()
+    given = {"SHOAL_SYNC": sync, "SHOAL_BATCH": batch}
+    here = read_worker_environment({k: v for k, v in os.environ.items() if given.get(k) is None})
     address = here.address if address is None else address
     rank = here.rank if rank is None else rank
     world_size = here.world_size if world_size is None else world_size
@@ -82,6 +86,19 @@ def join(
     if policy.dense_home == "peers" and (world_size > 1 or here.job is not None):
         worker.group = _group(worker, supervised=here.job is not None)
     return worker
+
+
+def _tell_of_other_word(worker: Worker, sync: str | Policy | None) -> None:
+    if sync is None:
+        return
+    asked = as_policy(sync)
+    if worker.policy not in (asked, asked.with_whole_batches()):
+        _log.warning(
+            "join(sync=%s) gives the worker that has joined already, under %s: a script has one word, that "
+            "of its first join",
+            asked,
+            worker.policy,
+        )
 
 
 def _group(worker: Worker, *, supervised: bool) -> Group:

@@ -35,7 +35,9 @@ class PassReport:
 
     def __str__(self) -> str:
         how = ", ".join(f"{units} units {times} times" for times, units in sorted(self.used.items()))
-        return f"pass {self.epoch}: {self.done} of {self.units} units done ({how})"
+        loader, epoch = divmod(self.epoch, PASSES_A_LOADER)
+        name = f"pass {epoch} of loader {loader}" if loader else f"pass {epoch}"
+        return f"{name}: {self.done} of {self.units} units done ({how})"
 
 
 _KEPT = 8  # passes, by the ledger

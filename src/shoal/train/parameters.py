@@ -196,7 +196,7 @@ def survey(
             if id(parameter) in known:
                 continue
             known.add(id(parameter))
-            if id(parameter) in home:
+            if id(parameter) in home and parameter.numel():  # of nothing there is nothing to train
                 one, index = home[id(parameter)]
                 one.dense.append(Dense(prefix + uncompiled(name), parameter, one.optimizer, index))
     return stepped

@@ -218,7 +218,8 @@ def _table_optimizer(worker: Worker, module: TableModule, use: tuple[Stepped, Ta
             return worker.client.table(module.table_name).optimizer
         except UnknownTable:
             return optim.SGD(lr=0.0)
-    return twin_of(use[0].optimizer, use[1].group)
+    here = worker.policy.dense_home != "server"
+    return twin_of(use[0].optimizer, use[1].group, tables_alone=here)
 
 
 @contextmanager

@@ -53,16 +53,16 @@ _SETTINGS = ("momentum", "dampening", "nesterov", "betas", "eps", "weight_decay"
 _REFUSED_FLAGS = ("amsgrad", "maximize", "differentiable")
 
 
-def check_twin(optimizer: torch.optim.Optimizer) -> None:
-    """Raise unless the servers can run this optimizer with these flags."""
+def check_twin(optimizer: torch.optim.Optimizer, *, tables_alone: bool = False) -> None:
+    """Raise unless the servers can run this optimizer with these flags; `tables_alone`: else it runs here."""
     kind = type(optimizer)
     if kind not in _TWINS:
         known = ", ".join(f"torch.optim.{twin.__name__}" for twin in _TWINS)
+        word = " (allreduce, average, bmuf, easgd, diloco, gossip, hogwild)"
+        other = "" if tables_alone else f", or a sync word whose optimizer runs on the workers{word}"
         raise BadInput(
             f"{kind.__module__}.{kind.__qualname__} has no twin at the servers; those that have: {known}. "
-            f"Take "
-            f"one of them, or a sync word whose optimizer runs on the workers (allreduce, average, bmuf, "
-            f"easgd, diloco, gossip, hogwild). A table can have one of its own under every word: "
+            f"Take one of them{other}. A table can have one of its own under every word: "
             f"shoal.nn.Embedding(..., optimizer=shoal.optim.Adagrad(lr=0.1))"
         )
     for number, group in enumerate(optimizer.param_groups):
@@ -74,7 +74,7 @@ def check_twin(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def twin_of(optimizer: torch.optim.Optimizer, group: Group) -> optim.Optimizer:
+def twin_of(optimizer: torch.optim.Optimizer, group: Group, *, tables_alone: bool = False) -> optim.Optimizer:
     """What the servers run for the parameters of `group`.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -82,7 +82,7 @@ def twin_of(optimizer: torch.optim.Optimizer, group: Group) -> optim.Optimizer:
     >>> str(twin_of(sgd, sgd.param_groups[0]))
     'SGD(lr=0.1, momentum=0.9)'
     """
-    check_twin(optimizer)
+    check_twin(optimizer, tables_alone=tables_alone)
     return _TWINS[type(optimizer)](group)
 
 
