@@ -64,12 +64,18 @@ def check_ctr(text: str) -> None:
 CHECKS = {"digits": check_digits, "movielens": check_movielens, "ctr": check_ctr}
 
 
-# On two workers all of them are trained below.
+# On two workers all of them are trained below, and what is plain runs.
 @pytest.mark.parametrize("name", ["ctr", *(pytest.param(name, marks=pytest.mark.soak) for name in NAMES[:2])])
 def test_it_trains_alone_as_plain_torch_does(name: str, tmp_path: Path) -> None:
     scripts = [[str(EXAMPLES / name / script), *SMALL[name]] for script in ("plain.py", "with_shoal.py")]
     for text in run(*scripts, cwd=tmp_path):
         CHECKS[name](text)
+
+
+@pytest.mark.parametrize(("name", "shows"), [("digits", "accuracy"), ("movielens", "held-out RMSE")])
+def test_plain_torch_runs(name: str, shows: str, tmp_path: Path) -> None:
+    (text,) = run([str(EXAMPLES / name / "plain.py"), "--limit", "2000", "--epochs", "1"], cwd=tmp_path)
+    assert figures(f"epoch 1: .*{shows}", text), text
 
 
 @pytest.mark.parametrize(("name", "word"), [("digits", "average:5"), ("movielens", "bsp"), ("ctr", "asp")])

@@ -177,3 +177,23 @@ def test_less_of_a_pass_than_a_step_takes_is_done_under_leases() -> None:
         return worker.epoch, worker.ledger.report().done
 
     assert run_workers(2, script, "asp") == [(2, 16)] * 2
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_what_is_not_divided_every_worker_has_whole(sync: str) -> None:
+    def script(worker: Worker) -> list[list[float]]:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        data = TensorDataset(torch.arange(7.0)[:, None])
+        model, optimizer, batches = worker.prepare(model, optimizer, DataLoader(data, batch_size=2))
+        val = worker.prepare(DataLoader(data, batch_size=3), split=False)
+        seen = []
+        for _ in range(2):
+            for (x,) in batches:
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+            seen.append([value for (x,) in val for value in x.flatten().tolist()])
+        return seen
+
+    assert run_workers(2, script, sync) == [[[float(n) for n in range(7)]] * 2] * 2

@@ -155,3 +155,27 @@ def test_a_state_dict_without_the_state_of_the_servers_is_told_of_once(
     told = [message for message in told if "state_dict() has no state" in message]
     assert len(told) == warnings
     assert all("worker.save(url)" in message for message in told)
+
+
+@pytest.mark.parametrize(("sync", "workers"), [("allreduce", 2), ("average:2", 1), ("average:2", 2)])
+def test_an_optimizer_without_a_twin_trains_where_it_runs_on_the_workers(sync: str, workers: int) -> None:
+    x = torch.arange(48.0).reshape(-1, 2).sin()
+    data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=6)
+
+    def train(worker: Worker | None = None) -> list[torch.Tensor]:
+        model, batches = line(), data
+        optimizer = torch.optim.NAdam(model.parameters(), lr=0.05)
+        if worker is not None:
+            # What averages on two would be another run, were they to have different data.
+            split = sync == "allreduce"
+            model, optimizer, batches = worker.prepare(model, optimizer, data, split=split)
+        for _ in range(3):
+            for inputs, wanted in batches:
+                optimizer.zero_grad()
+                (model(inputs) - wanted).square().mean().backward()
+                optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    alone = train()
+    for found in run_workers(workers, train, sync):
+        torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
