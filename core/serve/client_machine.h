@@ -45,6 +45,7 @@ struct Request {
   const uint32_t* before = nullptr;
   std::vector<std::shared_ptr<Request>> joined = {};  // pulls of several tables: what this is made of
   std::shared_ptr<const SplitKeys> split = {};  // pulls into shared memory: all keys, which lie in blocks[0]
+  bool given_up = false;  // pulls: the server was, before it answered, and may write the rows when it wakes
 };
 
 // What the caller asked for; made of one or more requests.

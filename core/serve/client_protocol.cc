@@ -138,10 +138,12 @@ bool ClientProtocol::set_placement(Placement placement) {
     for (const auto& request : machine_.open_requests(i)) {
       const bool writes_here =
           is(*request, Kind::pull) && !request->parts.empty() && request->parts[0].values_segment != 0;
-      if (writes_here)
+      if (writes_here) {
+        request->given_up = true;
         move_open(*request, strays_);
-      else
+      } else {
         refused(*request, gone(i));
+      }
     }
   }
   builder_.set_placement(now);

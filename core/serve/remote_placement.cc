@@ -36,7 +36,7 @@ Loss RemoteClient::taken_over(uint16_t shard, const Shard::Began& began) {
 // Where memory runs out the pull ends with that: it is half made, and nobody would go on with it.
 void RemoteClient::pull_anew(const Request& stray) {
   Peer& peer = *peers_[stray.server];
-  const bool may_write = !builder_.placement()->is_up(stray.server) && peer.link != nullptr;
+  const bool may_write = stray.given_up && peer.link != nullptr;
   const auto pull = [&](const Request& one) {
     if (may_write) peer.strayed.push_back(one.blocks[1]);
     const auto merger = mergers_.take();

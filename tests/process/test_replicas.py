@@ -203,6 +203,11 @@ def of_process(cluster: shoal.LocalCluster, process: subprocess.Popen[bytes]) ->
     return [server.state for server in status(cluster).servers if server.pid == process.pid]
 
 
+def held(process: subprocess.Popen[bytes]) -> list[int]:
+    """How many descriptors and threads."""
+    return [len(list(Path(f"/proc/{process.pid}/{what}").iterdir())) for what in ("fd", "task")]
+
+
 def test_a_server_that_joined_by_hand_joins_again_when_it_wakes() -> None:
     with (
         shoal.LocalCluster(servers=2, replicas=1) as cluster,
@@ -210,14 +215,27 @@ def test_a_server_that_joined_by_hand_joins_again_when_it_wakes() -> None:
         joined_by_hand(cluster) as process,
     ):
         wait_until(lambda: whole(cluster, 0), "it got no copies")
+        before = held(process)
         stop(process.pid)
         wait_until(lambda: of_process(cluster, process) == ["evicted"], "it is not given up")
         process.send_signal(signal.SIGCONT)
         wait_until(lambda: of_process(cluster, process) == ["evicted", "up"], "it does not come back")
         wait_until(lambda: whole(cluster, 1), "it got no copies")
         wait_for_pushes(pushers)
+        # Of the server that it was nothing is left, whatever held its memory.
+        assert all(now < 2 * then for now, then in zip(held(process), before, strict=True))
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_server_that_is_told_to_stop_before_it_joins_again_stays_away() -> None:
+    with shoal.LocalCluster(servers=2, replicas=1) as cluster, joined_by_hand(cluster) as process:
+        stop(process.pid)
+        wait_until(lambda: of_process(cluster, process) == ["evicted"], "it is not given up")
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.5)  # whenever it comes: before it ends, while it waits, or when it has joined again
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) in (0, -signal.SIGTERM)
 
 
 def test_a_server_that_joined_by_hand_and_is_removed_stays_away() -> None:

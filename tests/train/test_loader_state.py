@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,3 +126,99 @@ def test_who_is_started_again_and_loads_again_goes_on_where_its_job_is(sync: str
     for epoch in (1, 2):
         assert sorted(drawn[epoch] + again.get(epoch, [])) == sorted(whole[epoch])
     assert all(report.exactly_once for report in reports)
+
+
+def counted(worker: Worker, epochs: int = 1) -> tuple[torch.nn.Linear, Any, Any, Any]:
+    """A model whose weight counts the steps made with it; loader, passes, and a step."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer, loader = worker.prepare(model, optimizer, DataLoader(torch.arange(12.0), 2))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (-model(torch.ones(1, 1))).sum().backward()
+        optimizer.step()
+
+    return model, loader, worker.epochs(epochs), step
+
+
+@pytest.mark.parametrize("sync", ["bsp", "allreduce", "asp"])
+def test_a_job_that_goes_on_from_a_checkpoint_knows_better_than_a_newer_state(
+    tmp_path: Path, sync: str
+) -> None:
+    """Steps that are in no model are made again, whatever the script's own file says is done."""
+    own: dict[str, Any] = {}
+
+    def first(worker: Worker) -> None:
+        model, loader, epochs, step = counted(worker)
+        for _ in epochs:
+            for made, _ in enumerate(loader, start=1):
+                step()
+                if made == 1:
+                    worker.save(str(tmp_path))
+                if made == 4:
+                    own.update(model=model.state_dict(), loader=loader.state_dict())
+                    return
+
+    def second(worker: Worker) -> tuple[float, Any]:
+        model, loader, epochs, step = counted(worker, 2)
+        model.load_state_dict(own["model"])
+        loader.load_state_dict(own["loader"])
+        for _ in epochs:
+            for _ in loader:
+                step()
+        return model.weight.item(), [worker.ledger.report(epoch) for epoch in (0, 1)]
+
+    run_workers(1, first, sync)
+    [(steps, reports)] = run_workers(1, second, sync, resume=str(tmp_path))
+    assert steps == 12
+    assert all(report.exactly_once for report in reports)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "easgd:4"])
+def test_what_was_drawn_and_not_stepped_with_is_left_to_who_replaces_a_worker(sync: str) -> None:
+    with connect("memory://", timeout=JOIN_S) as client:
+        (maker,) = local_workers(1, sync, client=client)
+        first, drawn = maker(), []
+        _, loader, _, step = counted(first)
+        for made, x in enumerate(loader):
+            state = loader.state_dict()
+            if made == 2:  # it dies
+                break
+            step()
+            drawn.append(x.tolist())
+        with maker() as second:
+            _, loader, _, step = counted(second)
+            loader.load_state_dict(state)
+            for x in loader:
+                step()
+                drawn.append(x.tolist())
+            report = second.ledger.report(0)
+        first.close(tells=False)
+    if sync != "easgd:4":  # which tells the ledger by the block
+        assert sorted(drawn) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+    assert report.exactly_once
+
+
+def test_within_a_life_one_may_go_back_where_the_order_is_fixed() -> None:
+    def script(worker: Worker) -> list[Any]:
+        _, loader, _, step = counted(worker)
+        found: list[Any] = []
+        for made, _ in enumerate(loader, start=1):
+            step()
+            if made == 4:
+                state = loader.state_dict()
+            if made == 5:
+                break
+        for _ in range(2):  # within the pass, and when it is over
+            loader.load_state_dict(state)
+            found.append([])
+            for x in loader:
+                step()
+                found[-1].append(x.tolist())
+        return found
+
+    assert run_workers(1, script, "bsp") == [[[[8, 9], [10, 11]]] * 2]
+    with pytest.raises(BadInput, match="was handed out is not handed out again"):
+        run_workers(1, script, "asp")

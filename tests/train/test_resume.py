@@ -401,3 +401,40 @@ def test_momentum_that_lies_on_the_worker_is_not_loaded_again(tmp_path: Path) ->
     assert all((one == 5).all() for one in after.values())
     [(_, again, _)] = run_workers(1, script, "allreduce", resume=str(tmp_path))
     assert differing(again, trained) == []
+
+
+@pytest.mark.parametrize(("sync", "workers"), [("bsp", 1), ("bsp", 2), ("allreduce", 2), ("average:2", 2)])
+def test_what_no_optimizer_steps_is_loaded_again(tmp_path: Path, sync: str, workers: int) -> None:
+    """A frozen backbone, and a teacher without an optimizer: no checkpoint has anything better."""
+
+    def script(worker: Worker) -> Any:
+        model = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(2)))
+        teacher = torch.nn.Linear(1, 1, bias=False)
+        for parameter in (*model.parameters(), *teacher.parameters()):
+            torch.nn.init.constant_(parameter, -1.0)
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.0625)
+        data = DataLoader(torch.ones(8, 1), batch_size=4)
+        model, optimizer, loader = worker.prepare(model, optimizer, data)
+        prepared = model[0].weight.item()
+        worker.barrier()
+        teacher = worker.prepare(teacher)
+        model.load_state_dict({"0.weight": torch.tensor([[5.0]]), "1.weight": torch.tensor([[2.0]])})
+        teacher.load_state_dict({"weight": torch.tensor([[7.0]])})
+        loaded = [prepared, *(one.weight.item() for one in (*model, teacher))]
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+        if worker.rank == 0:
+            worker.save(str(tmp_path))
+        worker.barrier()
+        return loaded, model[1].weight.item()
+
+    first = run_workers(workers, script, sync)
+    again = run_workers(workers, script, sync, resume=str(tmp_path))
+    trained = first[0][1]
+    assert first == [([-1.0, 5.0, 2.0, 7.0], trained)] * workers
+    prepared = 5.0 if workers > 1 else -1.0  # one with a store of its own has them in the script alone
+    assert [loaded for loaded, _ in again] == [[prepared, 5.0, trained, 7.0]] * workers
+    assert trained < 2.0

@@ -294,6 +294,10 @@ def test_what_one_trained_of_a_pass_that_it_left_and_others_ended_counts_once(jo
     assert trained(job, Passes(p0=10, p1=10), *loops) == 200
 
 
+def test_what_others_trained_counts_though_worker_0_leaves_the_last_pass(job: Path) -> None:
+    assert trained(job, Passes(p0=10), [(30, True)], [(70, False)]) == 100
+
+
 def test_what_is_left_for_good_counts_though_others_end_it(job: Path) -> None:
     assert trained(job, Passes(p0=10), [(70, False)], [(30, True)]) == 100
 

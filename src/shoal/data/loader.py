@@ -20,7 +20,8 @@ from shoal.errors import BadInput
 OnUnit = Callable[[int, int, int], object]
 OnPass = Callable[[int], object]
 Reading = Callable[[], Ledger | None]
-BeginsAt = Callable[[int], tuple[int, Iterable[int]]]
+Start = tuple[int, Iterable[int]]  # a pass, and which units of it are done
+OnLoad = Callable[[int, frozenset[int]], Start | None]
 
 _STATE_VERSION = 2
 
@@ -41,8 +42,8 @@ class ShardedLoader:
     it came, `on_break(epoch)` when the loop is left before its end. `on_batch(batch)` is called just before
     the loop gets a batch, `ahead(batch)`, if given, before the loop gets the one before that, `on_left()`
     when it gets no more, however it ended. `reading()` is asked when a `for` begins: with a ledger for an
-    answer it only reads, is no pass, and leaves one that runs alone. `begins_at(epoch)` is asked when a state
-    is loaded: the first pass from there on that is not over, and what is done of it.
+    answer it only reads, is no pass, and leaves one that runs alone. `on_load(epoch, done)` is asked when
+    a state is loaded by which these units of the pass are done: where to begin; None: it is passed over.
 
     `seed`: of the order where the loader has no generator; the same on every worker. `count` says how many
     samples a batch of an iterable holds.
@@ -71,7 +72,7 @@ class ShardedLoader:
         ahead: Seen | None = None,
         on_left: Callable[[], object] | None = None,
         reading: Reading | None = None,
-        begins_at: BeginsAt | None = None,
+        on_load: OnLoad | None = None,
         seed: int = 0,
         count: Count = samples_in,
     ) -> None:
@@ -80,7 +81,7 @@ class ShardedLoader:
         self._loader, self._plan = loader, plan
         self._on_unit, self._on_pass, self._on_over, self._on_break = on_unit, on_pass, on_over, on_break
         self._on_batch, self._on_left, self._reading = on_batch, on_left, reading
-        self._begins_at = begins_at
+        self._on_load = on_load
         self._leased = self.ledger.remembers  # for training; what is read can have another
         self._new_source = partial(_source, loader, plan, rank=rank, seed=seed, count=count)
         self._source = self._new_source()
@@ -90,7 +91,6 @@ class ShardedLoader:
         self._begun = False  # whether pass `_epoch` was begun, and so the next `for` runs another
         self._start_epoch = 0
         self._start_done: set[int] = set()  # units of that pass
-        self._loaded: tuple[int, frozenset[int]] = (-1, frozenset())  # a pass, and its units done elsewhere
         self._done: set[int] = set()
         self._pass_state: dict[str, Any] = {}
         self.global_samples = 0
@@ -105,10 +105,6 @@ class ShardedLoader:
     def begins(self) -> int:
         """The pass to go on with: those before it are finished, in this job or as a loaded state has it."""
         return self._start_epoch
-
-    def loaded(self, epoch: int) -> frozenset[int]:
-        """The units of this pass that are done by a state that was loaded; in fixed order all of them own."""
-        return self._loaded[1] if self._loaded[0] == epoch else frozenset()
 
     @property
     def order(self) -> str:
@@ -262,11 +258,12 @@ class ShardedLoader:
                 )
             plan = Plan(n, "each" if self.whole else self._plan.batch)
             done = frozenset(plan.row(unit) * n + self._rank for unit in done)
+        start = (epoch, done) if self._on_load is None else self._on_load(epoch, done)
+        if start is None:
+            return
         self._source.load(state["source"])
         self._move_to(epoch)
-        self._loaded = epoch, done
-        first, known = (epoch, ()) if self._begins_at is None else self._begins_at(epoch)
-        self.set_start(first, {*known, *(done if first == epoch else ())})
+        self.set_start(*start)
 
     def __getattr__(self, name: str) -> Any:
         # What scripts read off a DataLoader: dataset, batch_size, sampler, collate_fn, ...

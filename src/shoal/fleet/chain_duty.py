@@ -62,20 +62,12 @@ class ChainDuty:
         self._loads_due = 0.0
         self.given_up = False
         self.over, self._ended = os.pipe()
-        self._thread = threading.Thread(target=self._run, name="shoal-chains", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="shoal-chains", daemon=True).start()
 
     def fenced(self, error: Fenced) -> None:
         """The coordinator says that it is gone."""
         _log.warning("this server ends: %s", error)
         self.given_up = not str(error).endswith(LEFT)
-
-    def close(self) -> None:
-        """When it is over: let go of what is readable then."""
-        self._thread.join(_ASK_S)
-        if not self._thread.is_alive():
-            os.close(self.over)
-            os.close(self._ended)
 
     def _run(self) -> None:
         version = 0

@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -37,6 +38,7 @@ _log = logging.getLogger("shoal.server")
 _JOIN_S = 30.0
 _REJOIN_S = 1.0
 _REJOIN_EVERY_MS = 250
+_COME_BACK_S = 2.0  # a new server has a new number, of which there are not many
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 # A path of a unix socket has room for 107 bytes.
 _UNIX_PATH_BYTES_MAX = 100
@@ -56,8 +58,6 @@ def run_server(
     this server up, and it may come back as a new one.
     """
     server = None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
     with _socket_path(unix_directory) as unix_path, closing(ControlClient(join, token)) as control:
         try:
             cluster = control.ask(GetCluster(), ClusterInfo, _JOIN_S)
@@ -77,12 +77,10 @@ def run_server(
             _log.info("server %d listens on %s:%d", admitted.index, options.host, server.port)
             chains = ChainDuty(server, control.another(), control, admitted, registration.identity)
             _wait(control, registration, Parts(server.store(), control.another()), chains, watch_stdin)
-            if chains.given_up:
-                chains.close()
             return chains.given_up
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)
+                signal.signal(number, _stop_later)
             if server is not None:
                 server.stop()
 
@@ -176,6 +174,14 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
+_stopped = threading.Event()
+
+
+def _stop_later(number: int, frame: FrameType | None) -> None:
+    """It is about to end already."""
+    _stopped.set()
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="shoal.fleet.server_process")
     parser.add_argument(
@@ -197,15 +203,12 @@ def main(arguments: Sequence[str] | None = None, *, comes_back: bool = False) ->
     joins again, as a new server without rows.
     """
     parsed = _parse(arguments)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
     _keep_memory()
 
     def serve(token: str) -> int:
-        while run(token) and comes_back:
-            _log.warning("it joins again, as a new server without rows")
-        return 0
-
-    def run(token: str) -> bool:
-        return run_server(
+        given_up = run_server(
             Address.parse(parsed.join),
             token,
             ServerOptions(host=parsed.host, port=parsed.port, threads=parsed.threads),
@@ -214,6 +217,11 @@ def main(arguments: Sequence[str] | None = None, *, comes_back: bool = False) ->
             unix_directory=parsed.unix_directory,
             watch_stdin=parsed.watch_stdin,
         )
+        if given_up and comes_back and not _stopped.wait(_COME_BACK_S):
+            _log.warning("it joins again, as a new server without rows")
+            # Threads that are at work for the old one, and all its memory, go with it.
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        return 0
 
     return run_process("server", parsed.host, parsed.token_file, serve)
 

@@ -144,7 +144,8 @@ class Board:
         data = self.data or DataUse()
         own = 0
         for report in self._progress:
-            told = sum(count for epoch, count in report.open.items() if data.has(epoch))
+            by_pass = (*report.over.items(), *report.open.items())
+            told = sum(count for epoch, count in by_pass if data.has(epoch))
             own += report.samples - report.ended - told
         return data.samples + own
 

@@ -16,8 +16,8 @@ from shoal.errors import Mismatch
 if TYPE_CHECKING:
     from shoal.train.worker import Worker
 
-TOPICS = 4  # of notices that a loader takes; the last is that of `shoal.train.passes`
-_ORDER, _KEYS, _STEPS = range(3)
+TOPICS = 5  # of notices that a loader takes; the last is that of `shoal.train.passes`
+_ORDER, _KEYS, _STEPS, _DONE = range(4)
 _EXACT = 1 << 24  # a notice holds whole numbers below it
 _BATCHES_MAX = 1024  # of which it is kept that they had other keys
 
@@ -43,6 +43,16 @@ class Agreement:
                     f"draw it in different order: {order}, and {note.removeprefix(prefix)}. "
                     f"Give every worker the same dataset, batch_size and sampler; seed its generator alike"
                 )
+
+    def done_before(self, said: str) -> None:
+        """This is done by a loader's state, which all must have from the same step."""
+        worker = self._worker
+        for rank, note in worker.agree(self._topic + _DONE, said):
+            raise Mismatch(
+                f"the loaders{self._name} of workers {worker.rank} and {rank} go on with different states, "
+                f"by which these were done: {said}; and {note}. Call load_state_dict with the same state on "
+                f"all"
+            )
 
     # Keys: workers whose batches have different ones compute different things.
 

@@ -30,6 +30,7 @@ class Fixed:
         self._worker = worker
         self._models: dict[str, torch.nn.Module] = {}
         self._buffers: dict[str, tuple[Tensor, _Kind]] = {}  # at the servers, and what they began as
+        self._frozen: dict[int, tuple[torch.Tensor, Tensor, bool]] = {}  # there, and whether as bytes
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
@@ -47,11 +48,30 @@ class Fixed:
                 # Without any optimizer one is to come, and what it steps is not to lie there twice.
                 rests = id(parameter) not in moving and (stepped or not parameter.requires_grad)
                 if rests and parameter.numel():
-                    self._open(prefix + uncompiled(name), parameter.data, as_bytes=not _is_plain(parameter))
+                    as_bytes = not _is_plain(parameter)
+                    tensor = self._open(prefix + uncompiled(name), parameter.data, as_bytes=as_bytes)
+                    self._frozen[id(parameter)] = parameter, tensor, as_bytes
             for name, buffer in _buffers(model):
                 # Whether it is finite may change.
                 tensor = self._open(prefix + name, buffer, as_bytes=True)
                 self._buffers[prefix + name] = tensor, (buffer.shape, buffer.dtype)
+
+    @property
+    def restored(self) -> list[torch.Tensor]:
+        """Buffers that are what the servers have."""
+        named = self.named
+        return [named[name] for name in self._buffers if name in named]
+
+    def loaded(self, module: torch.nn.Module) -> None:
+        """`load_state_dict` gave it other values: worker 0's frozen ones are those of who comes later."""
+        if self._worker.rank != 0:
+            return
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) not in self._frozen:
+                continue
+            _, tensor, as_bytes = self._frozen[id(parameter)]
+            if as_bytes or _is_plain(parameter):
+                tensor.assign(_bytes(parameter.data) if as_bytes else flat(parameter.data))
 
     def hand_in(self) -> None:
         """Worker 0 has come to the end of a pass."""

@@ -100,7 +100,7 @@ class Usage:
     def __init__(self, ledger: LedgerReport, progress: ProgressReport, *, tells: bool) -> None:
         self._ledger, self._progress, self._tells = ledger, progress, tells
         self._ended = progress.value.ended
-        self._open = Counter(progress.value.open)
+        self._open, self._over = Counter(progress.value.open), dict(progress.value.over)
 
     def drew(self, drawn: Iterable[Drawn]) -> None:
         """A step takes these."""
@@ -110,7 +110,7 @@ class Usage:
     @property
     def known(self) -> dict[str, Any]:
         """What progress is told with the samples."""
-        return {"ended": self._ended, "open": dict(self._open)}
+        return {"ended": self._ended, "open": dict(self._open), "over": dict(self._over)}
 
     def ends(self, epoch: int, samples: int | None) -> None:
         """A pass of so many samples, if that is known, is over everywhere, and so are those before it."""
@@ -127,10 +127,17 @@ class Usage:
         if broken and (ended is None or ended.done < ended.units):  # what was trained stays the workers' word
             said = {"data": so_far.and_left(epoch)} if tells else {}
         else:
-            self._ended += own if samples else 0
+            self._end(epoch, own if samples else 0)
             if tells and ended:
                 said = {"data": so_far.and_a_pass(epoch, ended.units, ended.used, samples)}
         self._progress.update(**self.known, **said)
+
+    def _end(self, epoch: int, own: int) -> None:
+        """Worker 0 may have left the pass, and know only later that it has ended."""
+        if own:
+            self._over[epoch] = own
+        for past in sorted(self._over)[:-_KEPT]:
+            self._ended += self._over.pop(past)
 
     def breaks(self, epoch: int) -> None:
         """The loop leaves a pass. Whether others end it is known when a later one has ended everywhere."""

@@ -1,12 +1,13 @@
 """What `load_state_dict` does to a prepared model: worker 0's values are everybody's, as its strategy has it.
 
-A job that goes on from a checkpoint passes over what its script loads to begin with, a pretrained model: it
-has something better. That ends when it trains, or finds that all is trained.
+A job that goes on from a checkpoint passes over what its script loads to begin with, a pretrained model, as
+far as the checkpoint has something better. That ends when it trains, or finds that all is trained.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,10 +25,21 @@ class Resumed:
 
     def __init__(self, checkpoint: str, *, tells: bool) -> None:
         self.checkpoint, self._tells = checkpoint, tells
+        self._given: dict[int, torch.Tensor] = {}
+
+    def gives(self, values: Iterable[torch.Tensor]) -> None:
+        """The checkpoint has brought these back."""
+        if self.checkpoint:
+            self._given.update((id(one), one) for one in values)
+
+    def gave(self, value: torch.Tensor) -> bool:
+        """Whether it is of the checkpoint: frozen parameters, and models without an optimizer, are not."""
+        return id(value) in self._given
 
     def trains(self) -> None:
         """What is loaded from here on is of the job that goes on."""
         self.checkpoint = ""
+        self._given.clear()
 
     @property
     def passes_over(self) -> bool:
@@ -52,16 +64,20 @@ class _Hook:
 class _Loads(_Hook):
     def __call__(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         # The rows of tables are the strategy's affair.
-        if self._worker is None or isinstance(module, TableModule) or not self._worker.resumed.passes_over:
+        if self._worker is None or isinstance(module, TableModule):
             return
-        own = {f"{prefix}{name}": one for name, one in {**module._parameters, **module._buffers}.items()}
-        state.update({name: one for name, one in own.items() if name in state and one is not None})
+        resumed, own = self._worker.resumed, {**module._parameters, **module._buffers}
+        given = {prefix + name: one for name, one in own.items() if one is not None and resumed.gave(one)}
+        loaded = given.keys() & state.keys()
+        if loaded and resumed.passes_over:
+            state.update({name: given[name] for name in loaded})
 
 
 class _Loaded(_Hook):
     def __call__(self, module: torch.nn.Module, keys: Any) -> None:
         if self._worker is not None and self._worker.strategy is not None:
             self._worker.strategy.loaded(module)
+            self._worker.fixed.loaded(module)
 
 
 def watch_loading(worker: Worker, module: torch.nn.Module) -> None:

@@ -31,7 +31,7 @@ from shoal.errors import BadInput, Fenced, Timeout
 from shoal.sync import First
 from shoal.train.agreement import TOPICS, Agreement
 from shoal.train.lives import Revoked
-from shoal.train.loaded_units import tell_done
+from shoal.train.loader_state import LoaderState
 from shoal.train.parameters import versions
 from shoal.train.progress import BETWEEN_PASSES, PASSES_A_LOADER
 from shoal.train.share import UNKNOWN, Drawn
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal.data")
 # Of the notices about loaders; models have those below.
-_TOPICS, _LOADERS = 1 << 15, 8_000
+_TOPICS, _LOADERS = 1 << 15, 6_500
 # What is only read has numbers of its own: by part of the script, and counted in it.
 _READS, _READS_A_PART = PASSES_A_LOADER >> 1, 1 << 10
 _OVER = 1 << 40  # behind all batches
@@ -59,7 +59,7 @@ class Passes:
         self._first = number * PASSES_A_LOADER
         self._topic = _TOPICS + TOPICS * (number % _LOADERS)
         self._name = "" if number == 0 else f" of loader {number}"
-        self._agreement = Agreement(worker, self._topic, self._name)
+        self.agreement = Agreement(worker, self._topic, self._name)
         self._place: tuple[int, int] | None = None  # of what was drawn, if others have parts of the batch
         self._batches, self._plan = 0, Plan(worker.world_size)
         self._steps = 0  # made by the worker before this pass
@@ -84,15 +84,16 @@ class Passes:
         self._trains = False  # whether a pass over this loader was one of training
         rank, n = worker.rank, worker.world_size
         self._fixed = StaticLedger(rank, n, begin=self._begin, lease=self._lease, end=self._end)
-        self._by_word: Ledger = self._fixed
+        self.by_word: Ledger = self._fixed
         self._drops = isinstance(worker.policy.take, First)
         if worker.policy.order(n) == "leased":
-            self._by_word = LeasedLedger(rank, n, self._lease, begin=self._begin, end=self._end)
+            self.by_word = LeasedLedger(rank, n, self._lease, begin=self._begin, end=self._end)
+        self.state = LoaderState(self, worker)
         self.loader = ShardedLoader(
             loader,
             rank,
             n,
-            self._by_word,
+            self.by_word,
             batch="each" if worker.batch == "each" else "split",
             on_unit=self._on_unit,
             on_pass=self._on_pass,
@@ -102,20 +103,21 @@ class Passes:
             ahead=rows.see if rows is not None and prefetch else None,
             on_left=None if rows is None else rows.forget,
             reading=self._reading,
-            begins_at=self._begins_at,
+            on_load=self.state.loaded,
             seed=worker.seed,
             count=self._samples_in,
         )
         # Who replaces a worker that died does not train again what is done.
-        self.loader.set_start(*self._begins_at(0))
+        self.loader.set_start(*self.begins_at(0))
         for epoch in range(self.loader.begins):
             worker.usage.ends(self._first + epoch, self.loader.samples)
 
-    def _begins_at(self, epoch: int) -> tuple[int, list[int]]:
+    def begins_at(self, epoch: int) -> tuple[int, list[int]]:
+        """The first pass from `epoch` on that is not over, and what is done of it."""
         rounds = self._worker.rounds
         first, done = rounds.go_on(self._first + epoch)
         self.done = len(done)  # units of that pass that were done in this rank
-        if isinstance(self._by_word, LeasedLedger):
+        if isinstance(self.by_word, LeasedLedger):
             self.done = rounds.report(first)["by_rank"].get(rounds.rank, 0)
         return first - self._first, done
 
@@ -125,7 +127,7 @@ class Passes:
         worker = self._worker
         if torch.is_grad_enabled():
             fixed = not self._drops and (not worker.trains() or self.loader.epoch == self._again)
-            self.loader.ledger = self._fixed if fixed else self._by_word
+            self.loader.ledger = self._fixed if fixed else self.by_word
             return None
         part, before = self._reads
         self._reads = (worker.part, before + 1 if part == worker.part else 0)
@@ -155,17 +157,15 @@ class Passes:
         last, before = self._runs
         self._runs = (epoch, before + 1 if epoch == last else 0)
         self._steps, self._got, self._gradients = worker.steps_made, 0, worker.gradients()
-        self._units, self._disturbed_before = 0, self._disturbances()
-        self._last, self._tells, self._told, self._counts = None, None, "", True
-        self._versions = versions(worker.models)
+        self._units, self._disturbed_before, self._versions = 0, self._disturbances(), versions(worker.models)
+        self._last, self._tells, self._told, self._counts, self._batches = None, None, "", True, batches
 
         def open_pass() -> Cuts:
-            self._agreement.order(epoch, self._run, self.loader.order)
+            self.agreement.order(epoch, self._run, self.loader.order)
             return self._open(epoch, trains=self._trains or worker.trains())
 
-        self._batches = batches
         cuts = worker.lives.again(open_pass)
-        tell_done(worker, self.loader, self._first + epoch, epoch)
+        self.state.tell(self._first + epoch, epoch, batches)
         cut, few = self._plan.workers, self.loader.samples
         if few is not None and few < cut and worker.rank == 0 and not self._trains:
             _log.warning(
@@ -198,14 +198,14 @@ class Passes:
 
     def _on_batch(self, batch: Any) -> None:
         place, self._place = self._place, None
-        if self._agreement.is_due() and self._static and self._worker.policy.clock.meets:  # a round is over
+        if self.agreement.is_due() and self._static and self._worker.policy.clock.meets:  # a round is over
             self._compare_keys(self.loader.epoch)
-        self._agreement.sees(batch, place)
+        self.agreement.sees(batch, place)
         if self._rows is not None:
             self._rows.hand(batch)
 
     def _compare_keys(self, epoch: int) -> None:
-        self._agreement.compare_keys(self._first + epoch, self._plan.parts, fixed=self._static)
+        self.agreement.compare_keys(self._first + epoch, self._plan.parts, fixed=self._static)
 
     def _lease(self, rank: int, epoch: int, want: int) -> list[tuple[int, int]]:
         overdue, self._overdue = self._overdue, False
@@ -230,8 +230,8 @@ class Passes:
             cuts = self._open(epoch, trains=self._trains or self._used == epoch)
         # Where the pass is over there is nothing left in it.
         self._fixed.anew(cuts, done if now == number else range(self._plan.units(self._batches)))
-        if isinstance(self._by_word, LeasedLedger):
-            self._by_word.rejoined()
+        if isinstance(self.by_word, LeasedLedger):
+            self.by_word.rejoined()
 
     # A loop runs.
 
@@ -455,7 +455,7 @@ class Passes:
         late = monotonic() + patience_s
         name, made = f"pass {epoch}{self._name}", worker.steps_made - self._steps
         if comparable := self._had_its_own:
-            self._agreement.tell_steps(self._run, made)
+            self.agreement.tell_steps(self._run, made)
         with worker.waiting():
             ended = worker.waits.end_of_pass(number, name, shares=shares, made=made, patience_s=patience_s)
         if ended is None or not ended[1]:
@@ -472,7 +472,7 @@ class Passes:
         worker.between_steps()
         self._compare_keys(epoch)
         if comparable:
-            self._agreement.compare_steps(epoch, self._run, made)
+            self.agreement.compare_steps(epoch, self._run, made)
         worker.progress.update(state=BETWEEN_PASSES)
         return True
 

@@ -127,8 +127,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     # Over the last seconds; 0 while that is not known.
     samples_per_s: float = 0.0
-    # Of these: in passes whose samples `data` has; and in those that have not ended, by pass.
+    # Of these: in passes whose samples `data` has; in the latest that have ended, and in others, by pass.
     ended: int = 0
+    over: dict[int, int] = {}
     open: dict[int, int] = {}
     loss: float | None = None
     # How often this life of it has told its loss: what stands there may be of long ago.

@@ -50,8 +50,8 @@ class TakenBack:
             if state["values"]:
                 one.take_values(state)
 
-    def take(self, worker: Worker, since: int = 0) -> None:
-        """Make the worker what it was; of its optimizers those from number `since` on."""
+    def take(self, worker: Worker, since: int = 0) -> list[torch.Tensor]:
+        """Make the worker what it was; of its optimizers those from number `since` on. Gives the buffers."""
         strategy = worker.strategy
         assert strategy is not None
         there: list[Any] = self._state["stepped"]
@@ -62,11 +62,12 @@ class TakenBack:
             )
         if there and (strategy.alone or (self.own and self.word == str(worker.policy))):
             strategy.take(there, since)
+        known = {name: one for name, one in worker.fixed.named.items() if name in self._state["buffers"]}
         with torch.no_grad():
-            for name, buffer in worker.fixed.named.items():
-                if name in self._state["buffers"]:
-                    buffer.copy_(self._state["buffers"][name])
+            for name, buffer in known.items():
+                buffer.copy_(self._state["buffers"][name])
         self.random()
+        return list(known.values())
 
     def random(self) -> None:
         """Random numbers go on where they were."""
@@ -180,6 +181,9 @@ def load(worker: Worker, url: str) -> str:
         worker.board.announce()
         name = worker.board.text(0, _LOADED) or ""
     worker.state.bring_back()
+    worker.rounds.first = False  # as one that goes on from it
+    for passes in worker.passes:
+        passes.state.restored()
     if worker.strategy is not None:
         worker.strategy.forget_rows()
         worker.strategy.refresh()
