@@ -17,6 +17,7 @@ from shoal.train.join import local_workers
 from shoal.train.worker import Worker
 
 SAMPLES, BATCH, LEFT_AT = 13, 3, (1, 2)  # in the second pass, with its second batch
+LATER = (3, 2)  # than a ledger looks that knows nothing of the passes before
 
 
 def loader_of() -> DataLoader[Any]:
@@ -24,7 +25,9 @@ def loader_of() -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(float(SAMPLES))), BATCH, shuffle=True, generator=order)
 
 
-def train(worker: Worker, state: Any, stops: bool, epochs: int = 3) -> tuple[Any, Any, Any]:
+def train(
+    worker: Worker, state: Any, stops: bool, epochs: int = 3, at: tuple[int, int] = LEFT_AT, url: str = ""
+) -> tuple[Any, Any, Any]:
     """What was drawn in each pass that had batches, the reports of all, and the state where it `stops`."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
@@ -39,14 +42,16 @@ def train(worker: Worker, state: Any, stops: bool, epochs: int = 3) -> tuple[Any
             optimizer.zero_grad()
             model(x.view(-1, 1)).square().mean().backward()
             optimizer.step()
-            if stops and (epoch, made) == LEFT_AT:
+            if stops and (epoch, made) == at:
+                if url and worker.rank == 0:
+                    worker.save(url)
                 return drawn, None, loader.state_dict()
     return drawn, {epoch: worker.ledger.report(epoch) for epoch in drawn}, None
 
 
-def plain() -> list[list[float]]:
+def plain(passes: int = 3) -> list[list[float]]:
     loader = loader_of()
-    return [[x for (batch,) in loader for x in batch.tolist()] for _ in range(3)]
+    return [[x for (batch,) in loader for x in batch.tolist()] for _ in range(passes)]
 
 
 @pytest.mark.parametrize("batch", ["split", "each"])
@@ -81,9 +86,9 @@ def test_a_loader_s_state_goes_on_within_a_pass(sync: str, workers: int, batch: 
 def test_one_that_leases_beside_others_does_not_know_what_is_left() -> None:
     before = run_workers(2, lambda worker: train(worker, None, True), "asp")
     state = next(state for *_, state in before if state is not None)
-    with pytest.raises(BadInput, match=r"worker\.load\(url\)"):
+    with pytest.raises(BadInput, match="shoal run --checkpoint"):
         run_workers(2, lambda worker: train(worker, state, False), "asp")
-    with pytest.raises(BadInput, match=r"worker\.load\(url\)"):
+    with pytest.raises(BadInput, match="shoal run --checkpoint"):
         run_workers(2, lambda worker: train(worker, state, False), "bsp")
 
 
@@ -222,3 +227,81 @@ def test_within_a_life_one_may_go_back_where_the_order_is_fixed() -> None:
     assert run_workers(1, script, "bsp") == [[[[8, 9], [10, 11]]] * 2]
     with pytest.raises(BadInput, match="was handed out is not handed out again"):
         run_workers(1, script, "asp")
+
+
+@pytest.mark.parametrize(("sync", "workers"), [("bsp", 1), ("bsp", 2), ("allreduce", 2), ("asp", 1)])
+def test_a_job_that_began_with_a_late_pass_goes_on_from_its_checkpoint(
+    tmp_path: Path, sync: str, workers: int
+) -> None:
+    """Its ledger was never told of the passes before."""
+    before = run_workers(workers, lambda worker: train(worker, None, True, 5, LATER), sync)
+
+    def second(worker: Worker) -> tuple[Any, Any, Any]:
+        return train(worker, before[worker.rank][2], True, 5, (3, 2), url=str(tmp_path))
+
+    def third(worker: Worker) -> tuple[Any, Any, Any]:
+        return train(worker, before[worker.rank][2], False, 5)
+
+    middle = run_workers(workers, second, sync)
+    after = run_workers(workers, third, sync, resume=str(tmp_path))
+    whole = plain(5)
+    drawn = [x for one, *_ in [*before, *middle, *after] for x in one[3]]
+    assert sorted(drawn) == sorted(whole[3])
+    for one, reports, _ in after:
+        assert sorted(one) == [3, 4]
+        assert all(report.exactly_once for report in reports.values())
+
+
+@pytest.mark.parametrize("first", ["model", "loader"])
+@pytest.mark.parametrize(("sync", "workers"), [("bsp", 1), ("bsp", 2), ("asp", 1)])
+def test_the_state_of_the_instant_that_a_new_job_loads_goes_on_there(
+    tmp_path: Path, sync: str, workers: int, first: str
+) -> None:
+    """`worker.load` leaves the ledger as it is."""
+    before = run_workers(workers, lambda worker: train(worker, None, True, url=str(tmp_path)), sync)
+
+    def script(worker: Worker) -> Any:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+        model, optimizer, loader = worker.prepare(model, optimizer, loader_of())
+        calls = [lambda: worker.load(str(tmp_path)), lambda: loader.load_state_dict(before[worker.rank][2])]
+        for call in calls if first == "model" else reversed(calls):
+            call()
+        drawn: dict[int, list[float]] = {}
+        for epoch in worker.epochs(3):
+            drawn[epoch] = []
+            for (x,) in loader:
+                drawn[epoch] += x.tolist()
+                optimizer.zero_grad()
+                model(x.view(-1, 1)).square().mean().backward()
+                optimizer.step()
+        return drawn
+
+    after = run_workers(workers, script, sync)
+    assert all(sorted(drawn) == [1, 2] for drawn in after)
+    second = [x for drawn in [*(one for one, *_ in before), *after] for x in drawn[1]]
+    assert sorted(second) == sorted(plain()[1])
+
+
+def test_the_end_of_a_pass_of_which_some_had_nothing_is_one_step() -> None:
+    """Of the last batch, of one sample, worker 1 sees nothing: its own state is of a step before."""
+
+    def first(worker: Worker) -> Any:
+        states = []
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+        model, optimizer, loader = worker.prepare(model, optimizer, loader_of())
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x.view(-1, 1)).square().mean().backward()
+            optimizer.step()
+            states.append(loader.state_dict())
+        return states
+
+    before = run_workers(2, first, "bsp")
+    assert [len(states[-1]["done"]) for states in before] == [5, 4]
+    after = run_workers(2, lambda worker: train(worker, before[worker.rank][-1], False), "bsp")
+    for drawn, *_ in after:
+        assert drawn[0] == []
+    for epoch in (1, 2):
+        assert sorted(x for drawn, *_ in after for x in drawn[epoch]) == sorted(plain()[epoch])

@@ -438,3 +438,34 @@ def test_what_no_optimizer_steps_is_loaded_again(tmp_path: Path, sync: str, work
     prepared = 5.0 if workers > 1 else -1.0  # one with a store of its own has them in the script alone
     assert [loaded for loaded, _ in again] == [[prepared, 5.0, trained, 7.0]] * workers
     assert trained < 2.0
+
+
+@pytest.mark.parametrize(("sync", "workers"), [("bsp", 1), ("bsp", 2), ("allreduce", 2)])
+def test_a_teacher_that_a_job_gets_when_it_goes_on_is_loaded_whole(
+    tmp_path: Path, sync: str, workers: int
+) -> None:
+    def script(worker: Worker, teaches: bool) -> Any:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        data = DataLoader(TensorDataset(torch.arange(SAMPLES) % IDS, torch.rand(SAMPLES)), batch_size=BATCH)
+        model, optimizer, loader = worker.prepare(model, optimizer, data)
+        found = None
+        if teaches:
+            teacher = worker.prepare(torch.nn.BatchNorm1d(2))
+            given = {name: one + 3 for name, one in teacher.state_dict().items()}
+            teacher.load_state_dict(given)
+            found = differing(teacher.state_dict(), given)
+        for ids, target in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(ids), target).backward()
+            optimizer.step()
+        if worker.rank == 0:
+            worker.save(str(tmp_path))
+        worker.barrier()
+        return found
+
+    run_workers(workers, lambda worker: script(worker, False), sync)
+    assert (
+        run_workers(workers, lambda worker: script(worker, True), sync, resume=str(tmp_path))
+        == [[]] * workers
+    )

@@ -298,6 +298,20 @@ def test_what_others_trained_counts_though_worker_0_leaves_the_last_pass(job: Pa
     assert trained(job, Passes(p0=10), [(30, True)], [(70, False)]) == 100
 
 
+def test_passes_that_have_ended_count_once_also_in_a_later_life(job: Path) -> None:
+    life = [(100, False), (100, False)]
+    assert trained(job, Passes(p0=10, p1=10), life) == 200
+    report = ProgressReport(job, rank=0)
+    usage = Usage(Passes(p0=10, p1=10, p2=10), report, tells=True)  # type: ignore[arg-type]
+    usage.drew([Drawn(None, 2, 0, 100, 100)])  # type: ignore[arg-type]
+    report.update(samples=report.value.samples + 100, **usage.known)
+    usage.ends(2, 100)
+    report.close()
+    board = Board(job, 1)
+    board.refresh()
+    assert board.samples == 300
+
+
 def test_what_is_left_for_good_counts_though_others_end_it(job: Path) -> None:
     assert trained(job, Passes(p0=10), [(70, False)], [(30, True)]) == 100
 

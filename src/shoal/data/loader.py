@@ -241,7 +241,7 @@ class ShardedLoader:
 
         The number of workers and the way of cutting must be the same. In fixed order it may be any worker's:
         all have made the steps that one has. Of several that lease each knows its own units alone: there the
-        job's ledger says what is left, and must have been restored to the same instant.
+        job's ledger says what is left.
         """
         own = {"version": _STATE_VERSION, "workers": self._cuts[-1][1], "batch": self._plan.batch}
         for name, value in own.items():
@@ -254,7 +254,8 @@ class ShardedLoader:
             if state.get("leased") and n > 1:
                 raise BadInput(
                     "the loader's state is of a worker that leased its data: it does not tell what others "
-                    "have trained. Go on from a checkpoint of the job: worker.save(url), worker.load(url)"
+                    "have trained. A job of several workers goes on from its own checkpoints: "
+                    "shoal run --checkpoint URL"
                 )
             plan = Plan(n, "each" if self.whole else self._plan.batch)
             done = frozenset(plan.row(unit) * n + self._rank for unit in done)

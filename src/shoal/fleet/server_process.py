@@ -18,7 +18,7 @@ import select
 import signal
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -38,7 +38,7 @@ _log = logging.getLogger("shoal.server")
 _JOIN_S = 30.0
 _REJOIN_S = 1.0
 _REJOIN_EVERY_MS = 250
-_COME_BACK_S = 2.0  # a new server has a new number, of which there are not many
+_COME_BACK_S, _LOOK_EVERY_S = 2.0, 0.05  # a new server has a new number, of which there are not many
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 # A path of a unix socket has room for 107 bytes.
 _UNIX_PATH_BYTES_MAX = 100
@@ -174,12 +174,25 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-_stopped = threading.Event()
+_stopped: list[int] = []  # by these signals, while it was about to end
 
 
 def _stop_later(number: int, frame: FrameType | None) -> None:
-    """It is about to end already."""
-    _stopped.set()
+    _stopped.append(number)
+
+
+def _come_back() -> None:
+    """Begin anew, as another process in this one's place: threads that are still at work, and all memory, go
+    with it. Not if it is told to stop meanwhile.
+    """
+    end = time.monotonic() + _COME_BACK_S
+    while not _stopped and time.monotonic() < end:
+        time.sleep(_LOOK_EVERY_S)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    if not _stopped:
+        _log.warning("it joins again, as a new server without rows")
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -217,10 +230,8 @@ def main(arguments: Sequence[str] | None = None, *, comes_back: bool = False) ->
             unix_directory=parsed.unix_directory,
             watch_stdin=parsed.watch_stdin,
         )
-        if given_up and comes_back and not _stopped.wait(_COME_BACK_S):
-            _log.warning("it joins again, as a new server without rows")
-            # Threads that are at work for the old one, and all its memory, go with it.
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        if given_up and comes_back:
+            _come_back()
         return 0
 
     return run_process("server", parsed.host, parsed.token_file, serve)

@@ -135,8 +135,9 @@ class Usage:
     def _end(self, epoch: int, own: int) -> None:
         """Worker 0 may have left the pass, and know only later that it has ended."""
         if own:
-            self._over[epoch] = own
-        for past in sorted(self._over)[:-_KEPT]:
+            self._over[epoch] = self._over.get(epoch, 0) + own
+        loader = epoch // PASSES_A_LOADER
+        for past in sorted(one for one in self._over if one // PASSES_A_LOADER == loader)[:-_KEPT]:
             self._ended += self._over.pop(past)
 
     def breaks(self, epoch: int) -> None:

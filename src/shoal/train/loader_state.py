@@ -24,20 +24,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shoal.worker")
 _UNITS_A_STEP = 1 << 16
 _NOTHING: tuple[int, frozenset[int]] = (-1, frozenset())
-_GO_ON = "Go on from a checkpoint of the job: worker.save(url), worker.load(url)"
+_GO_ON = "A job of several workers goes on from its own checkpoints: shoal run --checkpoint URL"
 
 
 class LoaderState:
-    """Of one loader."""
+    """Of one loader, whose first pass has the number `first`."""
 
-    def __init__(self, passes: Passes, worker: Worker) -> None:
-        self._passes, self._worker = passes, worker
+    def __init__(self, passes: Passes, worker: Worker, first: int) -> None:
+        self._passes, self._worker, self._first = passes, worker, first
         self._begun = False  # a pass over it, in this life
         self._untold = _NOTHING  # a pass, and its units that the ledger is to be told of
-
-    def restored(self) -> None:
-        """The job is what a checkpoint was of, and so is its ledger."""
-        self._begun, self._untold = False, _NOTHING
 
     def loaded(self, epoch: int, done: frozenset[int]) -> Start | None:
         """Where to begin with such a state; None: nowhere else than before."""
@@ -54,7 +50,9 @@ class LoaderState:
         if self._begun:
             return epoch, done
         if not worker.rounds.first:
-            first, known = passes.begins_at(0)
+            first, known = passes.begins_at(epoch)
+            if first == epoch and not worker.rounds.report(self._first + epoch)["units"]:
+                first, known = passes.begins_at(0)  # the job has not come so far
             if first >= epoch:
                 return first, known
             _log.warning(
@@ -74,8 +72,8 @@ class LoaderState:
         self._untold = epoch, done
         return first, {*known, *(done if first == epoch else ())}
 
-    def tell(self, number: int, epoch: int, batches: int) -> None:
-        """Pass `epoch`, which the ledger has as `number`, is open, and nothing of it was handed out here."""
+    def tell(self, epoch: int, batches: int) -> None:
+        """Pass `epoch` is open, and nothing of it was handed out here."""
         passes, worker, begun, self._begun = self._passes, self._worker, self._begun, True
         (at, done), self._untold = self._untold, _NOTHING
         done = done if at == epoch else frozenset()
@@ -90,6 +88,7 @@ class LoaderState:
         if fixed:
             said = f"pass {epoch}, steps {self._rows(done, batches)}" if at == epoch else "nothing"
             again(lambda: passes.agreement.done_before(said))
+        number = self._first + epoch
         known = again(lambda: worker.rounds.resume(number))[1] if fixed and done else ()
         units = sorted(done.difference(known))
         for begin in range(0, len(units), _UNITS_A_STEP):
@@ -97,11 +96,11 @@ class LoaderState:
             worker.advance(weight=0.0)
 
     def _rows(self, done: frozenset[int], batches: int) -> str:
-        """Of which steps these units are, but for one of which some workers have nothing: as "0-3, 5-5"."""
+        """Of which steps these units are, as "0-3, 5-5"; but for the last, of which some may have nothing."""
         loader, n = self._passes.loader, self._worker.world_size
         each = loader.whole or self._worker.batch == "each"
         plan = Plan(n, "each" if each else "split")
-        rows = sorted({plan.row(unit) for unit in done} - ({batches // n} if each else set()))
+        rows = sorted({plan.row(unit) for unit in done} - {batches // n if each else batches - 1})
         runs = [
             [row for _, row in run] for _, run in groupby(enumerate(rows), lambda place: place[1] - place[0])
         ]

@@ -15,6 +15,7 @@ import torch
 from shoal.nn.module import TableModule
 
 if TYPE_CHECKING:
+    from shoal.train.parameters import Stepped
     from shoal.train.worker import Worker
 
 _log = logging.getLogger("shoal.worker")
@@ -27,13 +28,25 @@ class Resumed:
         self.checkpoint, self._tells = checkpoint, tells
         self._given: dict[int, torch.Tensor] = {}
 
-    def gives(self, values: Iterable[torch.Tensor]) -> None:
-        """The checkpoint has brought these back."""
-        if self.checkpoint:
-            self._given.update((id(one), one) for one in values)
+    def gives(
+        self, models: Iterable[torch.nn.Module], stepped: Iterable[Stepped], buffers: Iterable[torch.Tensor]
+    ) -> None:
+        """The checkpoint has brought back what is stepped in these models, and these buffers."""
+        if not self.checkpoint:
+            return
+        trained = {id(parameter) for one in stepped for parameter in one.named.values()}
+        given: list[torch.Tensor] = [dense.parameter for one in stepped for dense in one.dense]
+        own = {
+            id(buffer)
+            for model in models
+            if not trained.isdisjoint(map(id, model.parameters()))
+            for buffer in model.buffers()
+        }
+        given += [buffer for buffer in buffers if id(buffer) in own]
+        self._given.update((id(one), one) for one in given)
 
     def gave(self, value: torch.Tensor) -> bool:
-        """Whether it is of the checkpoint: frozen parameters, and models without an optimizer, are not."""
+        """Whether it is of the checkpoint: frozen parameters, and models that nothing steps, are not."""
         return id(value) in self._given
 
     def trains(self) -> None:

@@ -88,7 +88,7 @@ class Passes:
         self._drops = isinstance(worker.policy.take, First)
         if worker.policy.order(n) == "leased":
             self.by_word = LeasedLedger(rank, n, self._lease, begin=self._begin, end=self._end)
-        self.state = LoaderState(self, worker)
+        self.state = LoaderState(self, worker, self._first)
         self.loader = ShardedLoader(
             loader,
             rank,
@@ -165,7 +165,7 @@ class Passes:
             return self._open(epoch, trains=self._trains or worker.trains())
 
         cuts = worker.lives.again(open_pass)
-        self.state.tell(self._first + epoch, epoch, batches)
+        self.state.tell(epoch, batches)
         cut, few = self._plan.workers, self.loader.samples
         if few is not None and few < cut and worker.rank == 0 and not self._trains:
             _log.warning(

@@ -147,10 +147,10 @@ def _prepare_training(
             module.assign_by = worker.strategy.assign_once
     worker.models += models
     worker.model_names = leading
-    worker.resumed.gives(dense.parameter for one in stepped for dense in one.dense)
-    worker.resumed.gives(worker.fixed.restored)
+    restored = worker.fixed.restored
     if worker.taken_back is not None:
-        worker.resumed.gives(worker.taken_back.take(worker, since))
+        restored += worker.taken_back.take(worker, since)
+    worker.resumed.gives(worker.models, stepped, restored)
     worker.begin()
 
 

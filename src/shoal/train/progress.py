@@ -162,7 +162,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 _FIXED = {"rank", "pid", "began", "joined", "time", "samples_per_s", "policy", "batch"}
 _FIELDS = frozenset(Progress.__struct_fields__) - _FIXED
-_KEPT = ("step", "clock", "samples", "ended", "open", "data", "empty_steps")
+_KEPT = ("step", "clock", "samples", "ended", "over", "open", "data", "empty_steps")
 _DECODER = msgspec.json.Decoder(Progress)
 
 

@@ -181,9 +181,6 @@ def load(worker: Worker, url: str) -> str:
         worker.board.announce()
         name = worker.board.text(0, _LOADED) or ""
     worker.state.bring_back()
-    worker.rounds.first = False  # as one that goes on from it
-    for passes in worker.passes:
-        passes.state.restored()
     if worker.strategy is not None:
         worker.strategy.forget_rows()
         worker.strategy.refresh()
