@@ -124,6 +124,7 @@ void Chain::place(uint16_t shard, const ChainPlace& place) {
     const bool same = here.place.next == place.next && here.place.term == place.term;
     here.paused = false;
     fills_.erase(shard);
+    note_fills();
     here.place = place;
     here.placed = true;
     here.awaited = place.next != kNobody && awaits(place);
@@ -239,6 +240,7 @@ Chain::FillPtr Chain::begin_fill(uint16_t shard, uint32_t target, uint32_t term)
 void Chain::end_fill(uint16_t shard, std::vector<std::shared_ptr<Waiter>>& ready) {
   PerShard& here = shards_[shard];
   fills_.erase(shard);
+  note_fills();
   here.place.next = kNobody;
   here.awaited = here.paused = false;
   forget(here, UINT64_MAX);
@@ -253,6 +255,19 @@ void Chain::give_up(const FillPtr& fill) {
     end_fill(fill->shard, ready);
   }
   for (const auto& waiter : ready) waiter->done(waiter->lost);
+}
+
+// Under mutex_.
+void Chain::note_fills() {
+  images_sent_ = std::any_of(fills_.begin(), fills_.end(),
+                             [this](const auto& one) { return shards_[one.first].awaited; });
+}
+
+bool Chain::is_ahead(uint16_t shard, uint64_t entry) {
+  if (!images_sent_ || SHOAL_MUTANT(shows_unheld)) return false;
+  const std::lock_guard lock(mutex_);
+  const PerShard& here = shards_[shard];
+  return fills_.contains(shard) && here.awaited && entry > std::max(here.held, here.alone);
 }
 
 // Under mutex_. Another fill, or a new placement, may have come between.
@@ -285,7 +300,9 @@ void Chain::image_sent(const FillPtr& fill, uint64_t entry) {
     end.term = here.place.term;
     end.mode = 1;
     // It is answered when the log is there up to the last entry that was acknowledged without it.
-    set_log_entry(end, here.unheld.empty() ? entry : here.unheld.rbegin()->first);
+    here.alone = here.unheld.empty() ? entry : here.unheld.rbegin()->first;
+    note_fills();
+    set_log_entry(end, here.alone);
     Header header;
     header.kind = static_cast<uint16_t>(Kind::image);
     const Entry last{{end}, std::make_shared<const std::vector<std::byte>>()};

@@ -103,6 +103,9 @@ class Chain {
   void give_up(const FillPtr& fill);
   void send_image(const FillPtr& fill, const Header& header, std::vector<Part> parts, Bytes body);
   void image_sent(const FillPtr& fill, uint64_t entry);
+  // Whether who has read the shard up to `entry` shows what is neither acknowledged nor there: from the end
+  // of its image on the target may be asked instead at any moment.
+  bool is_ahead(uint16_t shard, uint64_t entry);
   // How far it is. `Fill` itself changes under the chain's mutex.
   struct FillState {
     size_t open;
@@ -149,6 +152,7 @@ class Chain {
     bool paused = false;  // its image is not sent yet
     bool awaited = false;
     uint64_t held = 0;
+    uint64_t alone = 0;  // the last entry that was acknowledged without the server that is filled
     std::map<uint64_t, Kept> unheld = {};
     size_t unheld_bytes = 0;
     std::multimap<uint64_t, std::shared_ptr<Waiter>> waiting = {};
@@ -157,6 +161,7 @@ class Chain {
   std::shared_ptr<Sent> post(uint32_t target, const Header& header, std::span<const Entry> entries,
                              const FillPtr& fill = nullptr);
   bool is_current(const Fill& fill);
+  void note_fills();
   void send_unheld(uint16_t shard);
   void hold(uint16_t shard, uint64_t entry, std::vector<std::shared_ptr<Waiter>>& ready);
   static void forget(PerShard& here, uint64_t up_to);
@@ -179,6 +184,7 @@ class Chain {
   size_t servers_ = 0;
   std::atomic<bool> in_use_{false};  // there are servers behind this one
   std::unordered_map<uint16_t, PerShard> shards_;
+  std::atomic<bool> images_sent_{false};  // of one of the fills at least
   std::map<uint16_t, FillPtr> fills_;  // by the shard, which goes on to their targets until it is placed anew
   // What was on its way to a server that was given up. If it only slept it reads that when it wakes, so the
   // memory may hold nothing else. Never more than what is shared at all, 512 MiB: what has no room there goes

@@ -187,6 +187,7 @@ class Session {
   Status check_push(const FrameView& frame, std::vector<PushPart>& parts,
                     std::vector<std::vector<int64_t>>& copies) const;
   Result<PullPart> check_pull(const FrameView& frame, const Part& part) const;
+  Ack pull_shown(uint16_t shard, const PullPart& request, const PullTarget& target);
   Result<std::span<const std::byte>> array(const FrameView& frame, uint16_t segment, uint32_t at,
                                            size_t bytes) const;
   static Header reply_header(const Header& request, const Status& status = {});

@@ -53,6 +53,14 @@ void Session::answer_when_held(const Header& request, std::vector<Part> marks, s
   });
 }
 
+// What it shows stays: an update that a server which takes the shard over may not have is asked for again.
+Ack Session::pull_shown(uint16_t shard, const PullPart& request, const PullTarget& target) {
+  Ack ack = server_.store.shard(shard).pull(request, target);
+  if (ack.status.ok() && !request.any_copy && server_.chain.is_ahead(shard, ack.entry))
+    ack.status = {Code::moved, "shard " + std::to_string(shard) + " is about to be taken over"};
+  return ack;
+}
+
 // With all of its arrays in one body, whatever memory they lie in here.
 void Session::send_on(const Header& header, std::span<const Part> parts, std::span<const PushPart> pushes,
                       const Groups& groups, std::span<const Ack> acks) {

@@ -298,8 +298,8 @@ void Session::send_pieces(const FrameView& frame, const std::vector<PullPiece>& 
     std::byte* out = draft.body + piece.at;
     if (piece.bytes >= 4)
       std::memset(out + piece.bytes - 4, 0, 4);  // what rounding up to fours may leave unwritten
-    acks[i] = server_.store.shard(piece.part->shard)
-                  .pull(piece.request, {.out = out, .codec = static_cast<Codec>(piece.part->codec)});
+    const PullTarget target{.out = out, .codec = static_cast<Codec>(piece.part->codec)};
+    acks[i] = pull_shown(piece.part->shard, piece.request, target);
   };
   server_.crew.run(pieces.size(), gather, body < kHelpBytes);
   Header reply = reply_header(frame.header);
@@ -353,7 +353,7 @@ Session::Outcome Session::pull_into_segments(const FrameView& frame, ReplySink& 
   }
   std::vector<Ack> acks(jobs.size());
   const auto gather = [&](size_t i) {
-    acks[i] = server_.store.shard(frame.parts[i].shard).pull(jobs[i].request, jobs[i].target);
+    acks[i] = pull_shown(frame.parts[i].shard, jobs[i].request, jobs[i].target);
   };
   server_.crew.run(jobs.size(), gather, rows < kHelpRows && (jobs.empty() || !jobs[0].target.in_place));
   ++server_.counters.pulls;

@@ -383,7 +383,7 @@ void Shard::note_norm(const Commit& commit, std::span<const Staging::Sum> sums) 
 
 Ack Shard::pull(const PullPart& part, const PullTarget& target) {
   const std::shared_lock lock(mutex_);
-  Ack ack{.status = {}, .term = place_.term, .version = version_};
+  Ack ack{.status = {}, .term = place_.term, .version = version_, .entry = entries_};
   Entry* entry = find(part.table);
   if (entry == nullptr) {
     ack.status = unknown(part.table);

@@ -21,6 +21,7 @@ HUNT_SEEDS = 400
 PUSH_SEEDS = 200
 # Rare ones are hunted from here on, near a seed that finds them: from 0 on it takes two minutes longer.
 HUNT_FROM = {
+    "shows_unheld": 4800,
     "ends_again": 3780,
     "grown_over": 2990,
     "gone_untold": 2860,
@@ -65,6 +66,7 @@ MUTANTS = {
         "image_without_records",
         "early_forgotten",
         "settings_at_once",
+        "shows_unheld",
     ],
     "chain-rounds": ["commit_alone", "image_of_old_term"],
     "weak": ["loss_off_by_one", "weak_to_servers", "late_ack"],

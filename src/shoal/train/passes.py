@@ -116,9 +116,8 @@ class Passes:
         """The first pass from `epoch` on that is not over, and what is done of it."""
         rounds = self._worker.rounds
         first, done = rounds.go_on(self._first + epoch)
-        self.done = len(done)  # units of that pass that were done in this rank
-        if isinstance(self.by_word, LeasedLedger):
-            self.done = rounds.report(first)["by_rank"].get(rounds.rank, 0)
+        # Units of that pass that were done in this rank: what came back of its own is in `done`, too.
+        self.done = rounds.report(first)["by_rank"].get(rounds.rank, 0)
         return first - self._first, done
 
     # A loop begins.
